@@ -34,7 +34,7 @@ PyObject *ms_ext_text_or_none(const char *text);
  * NUL inside is a ValueError. */
 const char *ms_ext_utf8(PyObject *object, const char *what, Py_ssize_t *length);
 
-/* The same, but None is allowed: `*out` is NULL then. */
+/* As ms_ext_utf8() with a NULL `length`, but None is allowed and sets `*out` to NULL. */
 int ms_ext_utf8_or_none(PyObject *object, const char *what, const char **out);
 
 /* A non-negative int below 2**64, or 2**32. TypeError or OverflowError names `what`. */

@@ -104,7 +104,7 @@ typedef struct ms_identity_set {
 /* The GPU whose storages the tier takes; all NULL if it takes the CPU's. */
 typedef struct ms_ext_device {
     const ms__device_kind *kind;
-    PyObject *number, *name; /* 0, and torch's name of the device */
+    PyObject *number, *name; /* index and torch's name of the device */
     PyObject *bytes_kwargs;  /* of torch.empty() */
     PyObject *empty_tensor;
     PyObject *raw_stream;    /* torch's handle of the current stream */
@@ -149,7 +149,8 @@ PyObject *ms_ext_storage_bytes(PyObject *module, PyObject *tensors);
 /* -1 with an exception. */
 int ms_ext_device_open(ms_execution *execution, ms_device_kind kind, int index);
 void ms_ext_device_close(ms_execution *execution);
-/* The functions below only if the tier takes a GPU's storages: !ms_execute_host_is_device(). */
+/* Call ms_ext_device_stream(), _has() and _lend() only if the tier takes a GPU's storages, that is, if
+ * ms_execute_host_is_device() is false. */
 void *ms_ext_device_stream(const ms_execution *execution);
 bool ms_ext_device_has(const ms_execution *execution, PyObject *tensor);
 /* As ms_ext_check(), but raises torch.OutOfMemoryError, which loops catch, if a GPU's memory ran out. */

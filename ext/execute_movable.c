@@ -55,9 +55,9 @@ bool ms_ext_is_movable(ms_execution *execution, PyObject *tensor, ms_movable *wh
 }
 
 /* Whether other tensors with their own version counters may lie in the same storage: 1, 0, or -1 with an exception.
- * The chunks of a recurrent cell's gates do: the cell finishes each in place after it saved the one before, so the
- * storage as a whole never has one version. A tensor that is smaller than its storage without being a view is such a
- * piece; so are its views. */
+ * For example, a recurrent cell's gates are chunks of one storage. The cell finishes each in place after it saved the
+ * one before, so no version describes the whole storage. A tensor that isn't a view but is smaller than its storage is
+ * such a piece, and so are its views. */
 int ms_ext_is_piece(PyObject *tensor, const ms_movable *what)
 {
     const ms_torch *t = ms_ext_torch();

@@ -57,7 +57,7 @@ int ms_ext_values_settle(ms_region *region, bool all)
     }
     int rc = 0;
     for (size_t i = 0; i < region->unread_count && rc == 0; i++) {
-        /* In forward an operator may have written to the tensor since. */
+        /* In forward, a tensor with another version has been written to since it was saved. */
         if (region->is_capturing || ms_ext_version_or_none(region->unread[i]) == 0) {
             rc = read_values(region, region->unread_slots[i], region->unread[i], true);
         }
@@ -66,7 +66,8 @@ int ms_ext_values_settle(ms_region *region, bool all)
     return rc;
 }
 
-/* Whether the tensor is an operator's workspace for its backward: gaps between its data are never written. */
+/* Whether the tensor may be an operator's workspace for its backward. Workspaces are of uint8 and have gaps that are
+ * never written, so their values can't be compared. */
 static bool is_workspace(PyObject *tensor)
 {
     const ms_torch *t = ms_ext_torch();

@@ -11,7 +11,7 @@
  * differ. */
 int ms_ext_values_saved(ms_region *region, uint32_t slot, PyObject *tensor);
 
-/* Reads the waiting tensors if their operator is over; with `all` in any case. -1 with an exception. */
+/* Reads the waiting tensors if their operator is over, or if `all` is true. -1 with an exception. */
 int ms_ext_values_settle(ms_region *region, bool all);
 
 /* Forgets the waiting tensors. */

@@ -57,8 +57,8 @@ static PyObject *save_waiting(ms_region *region, PyObject *tensor)
     return saved;
 }
 
-/* Asks the library about a storage, since the plan may choose the ones that become bits. Only selective frames drop
- * storages, and they have asked already. */
+/* Reports a storage to the library, because the plan may name the storages that become bits. `is_dropped` is ignored:
+ * only selective frames drop storages, and ms_ext_save_selective() has asked for them. */
 static int tell_choice(ms_region *region, const ms_movable *what)
 {
     ms_error err;

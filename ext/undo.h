@@ -17,7 +17,7 @@
  * `function`, or NULL with its exception; with an exception of the undo if `function` raised none. */
 PyObject *ms_ext_guarded(PyObject *function, PyObject *args);
 
-/* The same with one argument. */
+/* ms_ext_guarded() with one argument. */
 PyObject *ms_ext_guarded_one(PyObject *function, PyObject *arg);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * What every C test includes: cmocka with the headers it needs, and checks that
- * print the library's error text where one is unexpected.
+ * Every C test includes this file: cmocka with the headers that it needs, and checks that print
+ * the library's text of an unexpected error.
  */
 #ifndef MS_TEST_COMMON_H
 #define MS_TEST_COMMON_H
@@ -17,8 +17,8 @@
 
 #include "memscale/base.h"
 
-/* What takes longer hangs: no busy machine, and none that stands still for seconds, needs as long.
- * No test says how fast something is. */
+/* A call that takes longer counts as a hang: even a busy machine, or one that stops for seconds, stays
+ * far below. No test measures speed. */
 enum { PATIENCE_S = 120 };
 #define PATIENCE_NS ((uint64_t)PATIENCE_S * 1000000000)
 

@@ -30,7 +30,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 FENCE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SETUP_SECTION = "## What the examples use"
 
-# ---- what stands for the reader's own -------------------------------------------------
+# ---- the reader's own objects ---------------------------------------------------------
 
 
 def _trainer_arguments(scene: dict[str, Any]) -> Any:

@@ -499,7 +499,7 @@ def test_a_failing_read_raises_before_a_gradient_sees_it(fault, technique, tmp_p
         assert_nothing_left(executor)
 
 
-# ---- what stays in the process ----------------------------------------------------------------------
+# ---- the process afterwards -------------------------------------------------------------------------
 
 
 def _descriptors():

@@ -1,5 +1,5 @@
-"""A trace leaves nothing behind: the model, the generators and the caller's objects are as they
-were, whether it succeeds or fails, and what it can't take back is told."""
+"""A trace leaves nothing behind, whether it succeeds or fails: the model, the generators and the caller's objects are
+unchanged. It reports changes that it can't undo."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from memscale.errors import IntegrationError, ProfileError
 
 
 class Remembering(nn.Module):
-    """Does in its forward what modules should not, and do."""
+    """Its forward changes its own state, in ways that real modules do but shouldn't."""
 
     def __init__(self):
         super().__init__()
@@ -55,7 +55,7 @@ class Settings:
 
 
 def deep_state(model):
-    """Everything that hangs on the modules, by identity, with versions and values."""
+    """The modules' attributes and their items, with identities, versions and values."""
     state = []
     for name, module in model.named_modules():
         for key, value in vars(module).items():
@@ -96,7 +96,7 @@ def test_a_trace_leaves_no_trace(fails):
     assert x._version == 0 and x.grad is None
     assert torch.is_grad_enabled() and not is_tracing()
     handle.remove()
-    model(x).backward()  # works as before
+    model(x).backward()  # the model still works
     assert model.calls == 1
 
 
@@ -163,7 +163,7 @@ def test_what_a_forward_puts_into_a_global_list_is_taken_out_again():
 
 
 class Holder:
-    """An object of the caller's, far from any module."""
+    """An object of the caller's that no module refers to."""
 
     last = None
 
@@ -210,7 +210,7 @@ def test_a_tensor_that_cannot_be_taken_back_is_an_error():
         kept = yield
         yield kept
 
-    keepers = [generate()] * 100  # too many to be looked through
+    keepers = [generate()] * 100  # too many to search
     next(keepers[0])
     model = torch.nn.Sequential(nn.Linear(4, 4))
     model[0].register_forward_hook(lambda module, args, y: [keepers[0].send(y)].clear())
@@ -246,7 +246,7 @@ class Cyclic(Plain):
         cycle.append(cycle)
         del cycle
         for _ in range(50):
-            [[] for _ in range(1000)]  # enough to make the collector run, if it could
+            [[] for _ in range(1000)]  # enough to start the collector if it were enabled
         return y.sum()
 
 

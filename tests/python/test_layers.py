@@ -1,4 +1,4 @@
-"""Layers are found by structure: the blocks of any model, whatever its classes are called."""
+"""Layers are found by structure: the blocks of any model, whatever the names of its classes."""
 
 import os
 
@@ -61,7 +61,7 @@ class Towers(Forwarding):
 
 
 class Normed(Forwarding):
-    """Weights that are computed: what computes them is no layer."""
+    """Computes its weights; the modules that compute them aren't layers."""
 
     def __init__(self):
         super().__init__()
@@ -94,7 +94,7 @@ class Convolutions(Forwarding):
 
 
 class BlocksAndHead(Forwarding):
-    """Blocks, and a small sequence of leaves that is no layer beside them."""
+    """Blocks, and a small sequence of leaves, which isn't a layer because there are blocks."""
 
     def __init__(self):
         super().__init__()

@@ -1,5 +1,5 @@
-"""Lightning, under both import names: trained to the same bits, left as it was. Skipped where it
-is not installed; `make test` installs it."""
+"""Lightning, under both import names: trained to the same bits, unchanged after detach(). Skipped if it is not
+installed; `make test` installs it."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_a_resumed_fit_goes_on_to_the_same_bits(package: Any, tmp_path: Path) ->
         half = _fit(package, tmp_path, first, callbacks, max_epochs=1)
         half.save_checkpoint(tmp_path / "half.ckpt")
         for parameter in second.parameters():
-            parameter.data.zero_()  # what is not loaded from the checkpoint would show
+            parameter.data.zero_()  # shows any parameter that the checkpoint doesn't restore
         _fit(package, tmp_path, second, callbacks, ckpt_path=tmp_path / "half.ckpt")
         assert len(first.seen) == len(second.seen) == 4
         return second

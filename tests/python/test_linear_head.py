@@ -1,5 +1,5 @@
-"""`memscale.techniques.linear_cross_entropy`: the loss and the gradients of the whole logits,
-which are never there."""
+"""`memscale.techniques.linear_cross_entropy` gives the loss and gradients of the whole logits, which are never
+allocated."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROWS, WIDTH, CLASSES = 700, 24, 1501
 
 
 def whole(hidden, weight, labels, bias=None, label_smoothing=0.0, z_loss=0.0, softcap=None, items=None):
-    """The same from the whole logits, by torch's operators."""
+    """Computes the same loss from the whole logits, with torch's operators."""
     logits = F.linear(hidden, weight, bias).flatten(0, -2)
     logits = logits.double() if logits.dtype is torch.float64 else logits.float()
     if softcap is not None:

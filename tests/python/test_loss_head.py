@@ -32,7 +32,7 @@ def made(rows, vocabulary, dtype=torch.float32, ignored=None, seed=0):
 
 
 def both(logits, labels, num_items=None, **kwargs):
-    """(loss, gradient) of torch and of ours, with a gradient of its own for every loss."""
+    """(loss, gradient) of torch's function and of ours; backward gives each loss a different gradient."""
     results = []
     for function in (F.cross_entropy, cross_entropy):
         leaf = logits.clone().requires_grad_()
@@ -75,7 +75,7 @@ def test_bits_are_torchs_over_several_chunks(dtype, smoothing, threads):
 
 
 def test_bits_are_torchs_over_all_magnitudes():
-    """Differences from the largest logit down to where the exponential is denormal and zero."""
+    """The logits' differences from the largest one reach values whose exponential is denormal or zero."""
     logits, labels = made(40, 30_011, seed=7)
     logits *= torch.logspace(-3, 1.6, 40)[:, None]
     assert_same(logits, labels, reduction="none")
@@ -83,7 +83,7 @@ def test_bits_are_torchs_over_all_magnitudes():
 
 @pytest.mark.parametrize("capability", ["avx512", "avx2", "default"])
 def test_bits_are_torchs_with_other_vectors(capability):
-    """torch chooses its vectors when it starts; C follows, or leaves it to torch's operators."""
+    """torch chooses its vector instructions when it starts. The C code uses the same ones, or torch's operators run."""
     if capability == "avx512" and not torch.cpu._is_avx512_supported():
         pytest.skip("this processor has no AVX-512; torch would not start")
     code = """
@@ -165,7 +165,7 @@ def test_what_it_does_not_do_itself_is_torchs():
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_classes_are_the_last_dimension_for_torchs_own_function_too(reduction):
-    logits, labels = made(9, 3)  # torch alone would take the second dimension, which fits
+    logits, labels = made(9, 3)  # torch alone would use the second dimension, whose size fits too
     weight = torch.tensor([0.2, 1.0, 3.0])
     whole = cross_entropy(logits, labels, weight, reduction=reduction)
     cube = logits.view(3, 3, 3)
@@ -178,7 +178,7 @@ def test_classes_are_the_last_dimension_for_torchs_own_function_too(reduction):
         cross_entropy(cube, labels, weight)
 
 
-# ---- whose memory it is ---------------------------------------------------------------------------
+# ---- who owns the logits' memory ------------------------------------------------------------------
 
 
 def test_logits_that_somebody_holds_are_not_overwritten():
@@ -245,7 +245,7 @@ def test_a_second_derivative_is_refused():
 
 @pytest.mark.parametrize(("is_held", "buffers"), [(False, 0), (True, 1)])
 def test_it_needs_no_second_buffer_of_tokens_times_vocabulary(is_held, buffers):
-    """Beside the logits: chunks only, or one buffer for the gradient where logits are held."""
+    """Besides the logits it needs only chunks, or one buffer for the gradient if the caller holds the logits."""
     gc.collect()
     if _core.hostmem_install() != "slots":
         _core.hostmem_uninstall()
@@ -268,7 +268,7 @@ def test_it_needs_no_second_buffer_of_tokens_times_vocabulary(is_held, buffers):
         _core.hostmem_uninstall()
 
 
-# ---- what is refused ---------------------------------------------------------------------------------
+# ---- refusals ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("label", [50, -1, -99])

@@ -1,5 +1,5 @@
-"""The model's own cross entropy under a plan: found in any model, with torch's bits, the
-peak that was predicted, and nothing left behind."""
+"""The model's own cross entropy under a plan: it is found in any model, has torch's bits and the predicted peak, and
+leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def opt() -> Case:
 
 
 def gemma2() -> Case:
-    """Logits go through a soft cap, whose backward needs its own saved tensor."""
+    """Its logits pass through a soft cap, whose backward needs a saved tensor."""
     from transformers import Gemma2Config, Gemma2ForCausalLM
 
     config = Gemma2Config(
@@ -58,7 +58,7 @@ def gemma2() -> Case:
 
 
 def llama_bf16() -> Case:
-    """The library casts the logits up for the loss."""
+    """transformers casts the BF16 logits to FP32 for the loss."""
     case = models.llama()
     return Case(case.model.bfloat16(), case.batch)
 
@@ -77,7 +77,7 @@ def ignoring() -> Case:
 
 
 def counted_items() -> Case:
-    """As a Trainer passes it when gradients are accumulated."""
+    """Passes num_items_in_batch, as a Trainer does when it accumulates gradients."""
     case = models.llama()
     plain = case.batch
 
@@ -89,7 +89,7 @@ def counted_items() -> Case:
 
 
 def last_logits() -> Case:
-    """Logits of the last tokens only."""
+    """Computes only the last tokens' logits."""
     case = models.gpt2()
     plain = case.batch
 
@@ -114,7 +114,7 @@ def two_heads() -> Case:
 
 
 def pixels() -> Case:
-    """The model slices its logits, and one class is an input only."""
+    """The model slices its logits, and one class occurs only as an input."""
     from transformers import ImageGPTConfig, ImageGPTForCausalImageModeling
 
     config = ImageGPTConfig(n_layer=2, n_embd=32, n_head=2, vocab_size=65, n_positions=32)
@@ -122,7 +122,7 @@ def pixels() -> Case:
 
 
 class TinyEncoder(torch.nn.Module):
-    """A model of nobody's library, whose head has a bias; the loss is its subclass's."""
+    """A model of no library, whose head has a bias. Subclasses compute the loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class TinyEncoder(torch.nn.Module):
 
 
 class OwnLoss(TinyEncoder):
-    """Builds its loss on the spot, with smoothing."""
+    """Creates its loss module in forward, with label smoothing."""
 
     def forward(self, input_ids, labels):
         return torch.nn.CrossEntropyLoss(label_smoothing=0.1)(self.logits(input_ids).flatten(0, 1), labels.flatten())
@@ -164,7 +164,7 @@ def forward(case, seed=5):
 
 
 def gradients(case, hold):
-    """Loss, gradients and names of the graph's nodes; the output is held through backward or not."""
+    """Loss, gradients and names of the graph's nodes. `hold`: whether backward runs with the output held."""
     output = forward(case)
     loss = output if isinstance(output, torch.Tensor) else output.loss
     nodes = graph_nodes(loss)
@@ -194,7 +194,7 @@ def modes():
 # ---- bits -------------------------------------------------------------------------------------
 
 
-# Nothing moves: where the smallest peak is wanted and it lies elsewhere, torch's buffers could go to disk.
+# Without offloading, because a plan for the smallest peak could move torch's buffers to disk.
 FORCED = memscale.Config(force_optimize=True, enable_offloading=False, enable_logging=False)
 
 
@@ -249,7 +249,7 @@ def test_a_comfortable_fit_leaves_the_loss_to_torch():
 
 
 class LossInALayer(torch.nn.Module):
-    """A block that adds to the loss, as deeply supervised models do."""
+    """A block that adds a term to the loss, as in deeply supervised models."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -304,7 +304,7 @@ def test_no_mode_is_left_by_a_forward_that_fails():
 
 
 class Interrupted(torch.nn.Module):
-    """Always-called hooks do not run for an interrupt from the keyboard."""
+    """Its forward raises KeyboardInterrupt, after which torch doesn't run hooks with always_call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -376,7 +376,7 @@ def test_other_cross_entropies_are_torchs(logits, labels, options):
     mode.stop()
 
 
-# ---- marks and prediction --------------------------------------------------------------------------------
+# ---- marks and predictions -------------------------------------------------------------------------------
 
 
 def test_the_graph_marks_the_models_cross_entropy():
@@ -415,7 +415,7 @@ def test_a_real_step_is_marked_as_a_traced_one():
         assert [event[0] for event in profile[program] if event[0].startswith("loss")] == ["loss", "loss_end"]
 
 
-# The model has hardly any tensors of 1 MiB and more but its logits.
+# The model's logits are almost its only tensors of 1 MiB and more.
 _MEASURE = textwrap.dedent(
     """
     import planned_steps

@@ -1,5 +1,5 @@
-"""`use_mixed_precision` on a GPU without BF16: forwards under autocast to FP16, whose loss is
-scaled by the rule of torch's GradScaler, without a GradScaler in the loop: the same bits."""
+"""`use_mixed_precision` on a GPU without BF16: forwards run under autocast to FP16, and memscale scales the loss by
+the rule of torch's GradScaler. The bits equal those of a loop with a GradScaler."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ BACKWARD = torch.autograd.backward
 
 @pytest.fixture(autouse=True)
 def old_gpu(monkeypatch):
-    """C decides for a machine whose GPU computes no BF16; the model stays on the CPU, whose autocast
-    knows FP16 too."""
+    """Makes C choose the precision for a GPU without BF16. The model stays on the CPU, whose autocast supports FP16
+    too."""
     decide = sessions._core.plan_precision
 
     def for_the_gpu(plain, half, hardware, is_fp16):
@@ -65,7 +65,7 @@ def batches(count=STEPS):
 
 
 class Loop:
-    """A loop as its user writes it; with a GradScaler where nothing else scales the loss."""
+    """A user's training loop; `scales` adds a GradScaler, for models that memscale doesn't scale."""
 
     def __init__(self, model, optimizer, scales=False, clips=False, micro=1, loss_of=None):
         self.model, self.optimizer, self.clips, self.micro = model, optimizer, clips, micro
@@ -111,7 +111,8 @@ def assert_same(expected, found):
 
 
 def assert_same_runs(make_optimizer=adamw, count=STEPS, fields=None, config=None, **options):
-    """Losses, gradients as the loop sees them, and parameters: with a GradScaler, and wrapped without."""
+    """Asserts that an unwrapped run with a GradScaler and a wrapped run without one agree in losses, in the gradients
+    that the loop sees, and in parameters."""
     fields, config = fields or {}, config or {}
     reference = make(**fields)
     theirs = Loop(reference, make_optimizer(reference), scales=True, **options)
@@ -132,7 +133,7 @@ def assert_same_runs(make_optimizer=adamw, count=STEPS, fields=None, config=None
 
 def test_small_gradients_are_kept_with_the_bits_of_a_grad_scaler():
     theirs = assert_same_runs()
-    # Without scaling they are gone.
+    # Without scaling the gradients are zero.
     model = make()
     with torch.autocast("cpu", torch.float16):
         out = model(batches(1)[0])
@@ -194,7 +195,7 @@ def test_under_a_plan(config):
 
 
 def test_with_gradients_that_may_be_released():
-    """They stay until step(), which may have to leave them out."""
+    """Gradients stay until step(), which skips them if one of them overflowed."""
 
     def releasing(model):
         return memscale.optim.AdamW(model.parameters(), lr=0.01, release_gradients=True)
@@ -225,7 +226,7 @@ def test_hooks_on_parameters_see_gradients_of_the_usual_size():
 
 
 class _Remembers(torch.autograd.Function):
-    """A function of somebody's own whose notes look like a leaf's."""
+    """A user's function whose context has an attribute that otherwise only a leaf's node has."""
 
     @staticmethod
     def forward(ctx, x):
@@ -268,7 +269,7 @@ def test_a_loop_with_a_grad_scaler_is_left_to_it():
     ours.scaler = torch.amp.GradScaler("cpu")
     ours_losses = []
     for batch in batches():
-        loss = model(batch).pow(2).mean() * 1e-7  # the loop leaves the precision to us
+        loss = model(batch).pow(2).mean() * 1e-7  # memscale chooses the precision
         ours.scaler.scale(loss).backward()
         ours.scaler.step(optimizer)
         ours.scaler.update()
@@ -310,7 +311,7 @@ def test_gradients_of_models_that_are_not_wrapped_are_not_checked():
     (alone(batches(1)[0]).mean() * math.inf).backward()
     optimizer.step()
     assert all(p.grad is not None for p in alone.parameters())
-    assert not all(p.isfinite().all() for p in alone.parameters())  # as without memscale
+    assert not all(p.isfinite().all() for p in alone.parameters())  # the same as without memscale
     memscale.detach(model)
 
 

@@ -1,4 +1,4 @@
-"""The metrics' HTTP server against clients that mean no good."""
+"""The metrics' HTTP server withstands hostile clients."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""An input whose types or sizes a model does not take is refused by `wrap()`, whatever the words that
-torch has for it; one that it takes is not, and neither is a model that can't be traced."""
+"""`wrap()` refuses an input whose types or sizes don't fit the model, whatever torch's message says. It accepts inputs
+that fit, and models that can't be traced."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ long, double = torch.int64, torch.float64
 
 
 class Head(nn.Module):
-    """A layer, and what is done with its result and another input."""
+    """A layer, followed by a function of its result and further inputs."""
 
     def __init__(self, then) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Head(nn.Module):
 
 
 class Before(nn.Module):
-    """What is done with an input, and a layer."""
+    """A function of the input, followed by a layer."""
 
     def __init__(self, first, layer: nn.Module) -> None:
         super().__init__()

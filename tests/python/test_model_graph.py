@@ -1,4 +1,4 @@
-"""memscale.trace(): a graph that the program plans from, without a change to the model."""
+"""memscale.trace() returns a graph that the program can plan from, and doesn't change the model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MACHINE = pathlib.Path(__file__).parents[1] / "cli" / "data" / "hardware_disk.js
 
 
 class Branchy(nn.Module):
-    """Its control flow depends on values: it can't be traced."""
+    """Its control flow depends on values, so it can't be traced."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Modes of the caller's around and inside ours: their stack ends as it began."""
+"""The caller may use torch's modes around and inside ours; afterwards the stack of modes is unchanged."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Layers and loops that nobody should write train to the bit as unwrapped, or are refused by name; and an interrupt
-anywhere in our hooks and replays leaves the model whole. A sample: `make nasty` runs all of both."""
+"""Nasty layers and loops train to the same bits as unwrapped, or are refused by name. An interrupt anywhere in our
+hooks and replays leaves the model intact. These tests run a sample; `make nasty` runs all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NASTY = pathlib.Path(__file__).resolve().parent / "nasty"
 
 
 def run(program: str, *arguments: str) -> str:
-    """In a process of its own: the cases change its state, and fork."""
+    """Runs the program in a new process, because the cases change the process's state and fork."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(NASTY / program), *arguments],

@@ -1,5 +1,5 @@
-"""A technique is one row: a made-up row, added to a copy of the sources and nowhere else, is judged by the rules,
-replayed, chosen, explained, written, read and drawn."""
+"""A technique is one row of a table. A made-up row, added to a copy of the sources, is judged by the rules, replayed,
+chosen, explained, written, read and drawn without any other change."""
 
 import pathlib
 import shutil
@@ -10,7 +10,7 @@ from time_limits import HANG_SECONDS
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TABLE_END = '    MS_SELECTIVE_ROWS(X, , "", STAYS,'
-# Columns that no technique has together: joined, with its other arguments on a lower tier.
+# A combination of columns that no technique has: joined, with its other arguments on a lower tier.
 ROW = '    X(MADE_UP, "made_up", 1, NONE, 0, 0, 1, 1, "#123456", "a technique that only this test knows") \\\n'
 PROGRAM = """
 executable('made_up', 'made_up.c', dependencies: memscale_dep, include_directories: ms_includes)

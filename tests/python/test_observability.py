@@ -1,5 +1,4 @@
-"""Logs and metrics: what they hold, that they rotate and close, and that none of them can
-stop a training run."""
+"""Logs and metrics: their contents, rotation and closing. None of their failures stops a training run."""
 
 from __future__ import annotations
 
@@ -59,7 +58,7 @@ def _lines(path: pathlib.Path) -> list[dict]:
 
 
 def _free_port() -> int:
-    """A port that is free, as that of rank 3 is, and that the kernel gives to nobody who asks for any."""
+    """A free port, outside the range that the kernel assigns from, such that rank 3's port is free too."""
     with contextlib.ExitStack() as probes:
         for port in random.SystemRandom().sample(range(20000, 32000, 10), 100):
             with contextlib.suppress(OSError):
@@ -89,7 +88,7 @@ def test_the_log_file_holds_json_lines_and_one_summary_per_wrap(tmp_path: pathli
     path = tmp_path / "run.log"
     model = memscale.wrap(_model(), Config(force_optimize=True, log_file=str(path)))
     _train(model)
-    _train(model, batch=64)  # another shape: another plan
+    _train(model, batch=64)  # a new shape needs a new plan
     memscale.detach(model)
     events = [line["event"] for line in _lines(path)]
     assert events.count("plan") == 1
@@ -276,7 +275,7 @@ def test_a_client_that_is_broken_is_a_warning(
 
 def test_a_watch_that_fails_leaves_training_alone(caplog: pytest.LogCaptureFixture) -> None:
     model = memscale.wrap(_model(), Config(force_optimize=True))
-    model._memscale_executor.run_watch.history = None  # no history: adding to it raises
+    model._memscale_executor.run_watch.history = None  # adding a step raises without a history
     _train(model)
     assert model._memscale_executor.counters()["steps"] == 3
     memscale.detach(model)

@@ -1,6 +1,5 @@
-"""What happens to the process in the middle of a step, while transfers are under way:
-workers of a loader are forked, a signal ends it. No gradient is wrong, nothing hangs,
-nothing is left."""
+"""Forks and signals in the middle of a step, while transfers are in flight. Workers of a loader are forked, or a signal
+ends the process: no gradient is wrong, nothing hangs, and nothing is left."""
 
 from __future__ import annotations
 
@@ -31,12 +30,12 @@ from time_limits import HANG_SECONDS
 
 pytestmark = pytest.mark.usefixtures("few_threads")
 
-# A busy machine may have written everything before it goes on with the step: then there was nothing to see.
+# On a busy machine all writes may have ended before the step continues. A test then repeats the run.
 TRIES = 50
 
 
 def _load_with_workers() -> None:
-    """One batch from forked workers; its generator is its own, so that the run's is not touched."""
+    """Loads all batches from a forked worker; a separate generator leaves the run's random state alone."""
     loader = torch.utils.data.DataLoader(
         torch.utils.data.TensorDataset(torch.arange(64.0).reshape(16, 4)),
         batch_size=4,
@@ -50,7 +49,7 @@ def _load_with_workers() -> None:
 
 
 def _steps(model: torch.nn.Module, in_forward: Callable[[], None]) -> list[Any]:
-    """Three steps over storages of 8 MB, with something done in the middle of each forward."""
+    """Runs three steps over storages of 8 MB; calls `in_forward` in the middle of each forward."""
     hook = model[1].register_forward_hook(lambda *_: in_forward())
     rows = torch.randn(4096, 512, generator=torch.Generator().manual_seed(1))
     seen: list[Any] = []
@@ -89,7 +88,7 @@ def test_loader_workers_are_forked_while_transfers_are_under_way(technique, tmp_
     assert os.listdir(tmp_path) == []
 
 
-# Tells when storages of 8 MB are on their way, and steps on until it is ended.
+# Reports that transfers of 8 MB storages are in flight, and continues to train until a signal ends it.
 _PROGRAM = """
     import signal, sys
     import torch
@@ -122,7 +121,7 @@ _PROGRAM = """
 
 
 def _end_in_the_middle(reaction: str, status: int, folder: Path) -> int | None:
-    """The bytes that were in flight when the program's own handler ran; None where it has none."""
+    """The bytes in flight when the program's own handler ran; None if it has no handler."""
     program = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(_PROGRAM), str(folder), reaction],
         stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""8-bit moments: the published map, two bytes per parameter, training that ends where fp32's ends."""
+"""8-bit moments: the published map, two bytes per parameter, and training that converges as with fp32 moments."""
 
 import copy
 import subprocess
@@ -49,7 +49,7 @@ print((resident("VmHWM") - before) / 1e6)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", ["AdamW8bit", "AdamW"])
 def test_a_step_makes_no_copy_of_a_tensor(kind, dtype, bf16):
-    """One pass over memory: the smallest copy, of 8-bit codes, would be 16 MB, of floats 66."""
+    """A step allocates less than 4 MB; a copy would be 16 MB for 8-bit codes and 66 MB for floats."""
     done = subprocess.run(
         [sys.executable, "-c", _ADDED, kind, dtype, bf16], capture_output=True, text=True, timeout=300, check=True
     )
@@ -72,7 +72,7 @@ def test_the_first_step_is_fp32s():
 
 
 def test_moments_are_what_the_codes_say():
-    """One step of the formula on dequantized moments, and the codes of the result."""
+    """The moments after a step are the codes of the formula's result on the dequantized moments before it."""
     ours = parameters([(70, 100)])
     optimizer = AdamW8bit(ours)
     for step in range(3):
@@ -91,7 +91,7 @@ def test_moments_are_what_the_codes_say():
 
 
 def test_a_second_moment_never_becomes_zero():
-    """Beside a large gradient a small one is rounded away; a step without it must not explode."""
+    """In a block with a large gradient, a small one's moment could round to zero; the next step must not explode."""
     p = torch.zeros(4096, requires_grad=True)
     optimizer = AdamW8bit([p], lr=0.1, weight_decay=0.0)
     p.grad = torch.full((4096,), 1e-4)
@@ -144,11 +144,11 @@ def test_states_convert_between_8_and_32_bits_and_torch():
     back = AdamW(ours)
     back.load_state_dict(a.state_dict())
     assert torch.equal(back.state[ours[0]]["exp_avg"], a.torch_state_dict()["state"][0]["exp_avg"])
-    b.load_state_dict(copy.deepcopy(a.torch_state_dict()))  # torch takes tensors over, not copies
+    b.load_state_dict(copy.deepcopy(a.torch_state_dict()))  # torch keeps the tensors themselves, not copies
     b.step()
     again = AdamW8bit(ours)
     again.load_state_dict(back.state_dict())
-    for name in ("exp_avg", "exp_avg_sq"):  # a largest value that is negative is rounded once more
+    for name in ("exp_avg", "exp_avg_sq"):  # a block whose largest value is negative is rounded again
         first, second = (o.torch_state_dict()["state"][0][name] for o in (a, again))
         torch.testing.assert_close(first, second, rtol=0.1, atol=0.008 * first.abs().max().item())
 
@@ -166,7 +166,7 @@ def test_codes_of_another_layout_are_read_right():
     torch.testing.assert_close(mine["exp_avg"], given["exp_avg"], rtol=0.1, atol=2e-3)
 
 
-# ---- bitsandbytes, where it is installed ------------------------------------------------------------
+# ---- bitsandbytes, if it is installed ---------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +182,7 @@ def test_the_map_is_bitsandbytes_map(bitsandbytes, is_signed):
 
 @pytest.mark.parametrize("is_signed", [True, False])
 def test_codes_are_the_nearest_of_bitsandbytes_map(bitsandbytes, is_signed):
-    """Its own kernel for the CPU looks codes up coarsely; its definition is the nearest value."""
+    """bitsandbytes defines a code as that of the nearest value; its CPU kernel only approximates it."""
     values = torch.randn(40, 256) * 10.0 ** torch.randint(-3, 1, (40, 256))
     values = values if is_signed else values.square()
     theirs = bitsandbytes.create_dynamic_map(signed=is_signed)

@@ -1,5 +1,5 @@
-"""`memscale.optim.AdamW` beside `torch.optim.AdamW`: the same moments bit by bit, parameters
-within the documented bound, and the same life in a training loop."""
+"""`memscale.optim.AdamW` compared with `torch.optim.AdamW`: moments with the same bits, parameters within the
+documented bound, and the same behaviour in a training loop."""
 
 import copy
 import pickle
@@ -51,8 +51,8 @@ def test_moments_have_torchs_bits_and_parameters_lie_within_the_bound(kwargs):
     ours, theirs, a, b = twins(**kwargs)
     for step in range(8):
         for p, q in zip(ours, theirs, strict=True):
-            p.data.copy_(q.data)  # the bound is one step's
-        decay = a.defaults["lr"] * a.defaults["weight_decay"]  # of which the step's update is no part
+            p.data.copy_(q.data)  # the bound holds for one step
+        decay = a.defaults["lr"] * a.defaults["weight_decay"]  # not part of the step's update
         before = [q.detach() * (1 - decay) for q in theirs]
         new_gradients(ours, theirs, seed=step)
         a.step()
@@ -120,7 +120,7 @@ def test_strides_of_parameters_and_gradients_do_not_matter():
     optimizer.step()
     assert torch.equal(last, plain)
     assert torch.equal(transposed, plain)
-    torch.testing.assert_close(gapped, plain, rtol=1e-6, atol=1e-7)  # torch's own update
+    torch.testing.assert_close(gapped, plain, rtol=1e-6, atol=1e-7)  # torch updates this layout
     assert optimizer.state[last]["exp_avg"].stride() == last.stride()
 
 
@@ -301,7 +301,7 @@ def test_load_hooks_see_the_plain_dict():
     assert seen == [True, True]
 
 
-# ---- what is refused -----------------------------------------------------------------------------------
+# ---- refusals ------------------------------------------------------------------------------------------
 
 
 def test_sparse_gradients_are_refused_by_name():
@@ -346,7 +346,7 @@ def test_states_of_other_optimizers_and_shapes_are_refused_and_nothing_changes()
     momentum.step()
     with pytest.raises(memscale.IntegrationError, match="momentum_buffer.*not a state of AdamW"):
         optimizer.load_state_dict(momentum.state_dict())
-    plain = torch.optim.SGD(other, lr=0.1)  # without momentum it has no state, only groups
+    plain = torch.optim.SGD(other, lr=0.1)  # SGD without momentum has groups but no state
     with pytest.raises(memscale.IntegrationError, match="group 0 of the state has no betas, eps.*not a state of AdamW"):
         optimizer.load_state_dict(plain.state_dict())
     for foreign in (torch.nn.Linear(3, 3).state_dict(), [], {"state": {}}):

@@ -1,5 +1,5 @@
-"""State on disk: the bits of a state in memory, in every form and through every exchange; after
-a failure the step can be finished or nothing is passed off as whole."""
+"""State on disk has the bits of a state in memory, in every form and after every exchange. After a failure, the step
+can be finished, or the incomplete state is refused."""
 
 import copy
 import os
@@ -18,7 +18,7 @@ import memscale  # noqa: E402
 from memscale import _core  # noqa: E402
 from memscale.optim import AdamW, AdamW8bit  # noqa: E402
 
-# Streamed, small enough to stay in memory, streamed.
+# The first and third are streamed; the second is small enough to stay in memory.
 SHAPES = [(150, 130), (7,), (40, 500)]
 
 
@@ -29,7 +29,7 @@ def one_thread():
 
 @pytest.fixture
 def disk(tmp_path):
-    # tmp_path may be a memory file system, which is refused.
+    # tmp_path may lie on a memory file system, which is refused.
     directory = os.environ.get("MEMSCALE_TEST_DISK", "/var/tmp")
     return {"state": "disk", "disk_offload_dir": directory}
 
@@ -206,7 +206,7 @@ def test_state_takes_no_memory(disk):
         print((resident("VmHWM") - before) / 1e6)
     """
     answer = run_python(script, disk["disk_offload_dir"], check=True)
-    # Two sets of buffers, and of the mapped file what was read of it: one tensor's two moments.
+    # Two sets of buffers, and the pages read from the mapped file: one tensor's two moments.
     assert float(answer.stdout) < 2 * 34 + 200 + 30
 
 
@@ -406,7 +406,7 @@ def test_children_of_a_process_that_steps_come_to_their_end(disk):
     assert answer.returncode == 0, answer.stderr
 
 
-# ---- what is refused ---------------------------------------------------------------------------------
+# ---- refusals ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

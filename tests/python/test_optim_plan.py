@@ -1,5 +1,5 @@
-"""State on disk and gradient release as choices of the plan: made where the optimizer is ours and
-bytes are wanted, with the same bits, and taken back by `detach()`."""
+"""A plan can put the state of memscale's optimizer on disk and release gradients if the budget needs the bytes. The
+bits stay the same, and `detach()` undoes both."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ def one_thread():
 
 
 class Wide(torch.nn.Module):
-    """State of 134 MB, gradients of 67, hardly any activations."""
+    """134 MB of optimizer state, 67 MB of gradients and hardly any activations."""
 
     def __init__(self):
         super().__init__()
@@ -77,7 +77,7 @@ def test_both_are_chosen_with_the_same_bits_and_taken_back():
 
 
 def with_scaler(planned):
-    """A model, its optimizer, which a plan may have release gradients, and a GradScaler."""
+    """A model, its optimizer and a GradScaler; with `planned`, the plan may make the optimizer release gradients."""
     model = Wide()
     optimizer = AdamW(model.parameters(), lr=1e-2)
     if planned:
@@ -92,7 +92,7 @@ def test_a_grad_scaler_ends_a_planned_release_with_the_same_bits():
         for step in range(5):
             torch.manual_seed(step)
             loss = model(torch.randn(4, 2048))
-            if planned:  # the loop is known after two steps; the scaler comes in the third
+            if planned:  # the loop is observed in two steps; the scaler appears in the third
                 assert ("gradient_release" in chosen(model)) == (step == 2)
             if step < 2:
                 loss.backward()
@@ -211,7 +211,7 @@ def test_the_plan_stays_while_it_is_in_force():
     steps(model, optimizer, 5)
     assert "state_on_disk" in chosen(model)
     assert optimizer._place.disk is not None
-    # Another shape is traced while the state lies on disk, and planned for as from the start.
+    # A new shape is traced while the state is on disk; its plan puts the state on disk too.
     model(torch.randn(40, 2048)).backward()
     optimizer.step()
     assert "state_on_disk" in chosen(model)
@@ -255,7 +255,7 @@ def test_what_the_optimizer_was_made_with_stays():
     assert list(optimizer.state[model.layers[0].weight]) == ["step"]
 
 
-# ---- what its owner has it do is predicted -----------------------------------------------------------
+# ---- settings of the optimizer's owner are predicted -------------------------------------------------
 
 _MEASURE = textwrap.dedent(
     """
@@ -301,7 +301,7 @@ def test_the_peak_of_an_optimizer_that_releases_or_streams_by_itself_is_predicte
     assert len(rows) == 4
     for predicted, measured in rows[:3]:
         assert predicted == pytest.approx(measured, rel=0.03), rows
-    tensors, measured = rows[3]  # the buffers, up to 32 MiB, are there all the time: beside the tensors
+    tensors, measured = rows[3]  # buffers of up to 32 MiB exist throughout, besides the tensors
     assert tensors < measured < 1.03 * (tensors + 32 * 2**20), rows
     assert rows[1][0] < rows[0][0] - 6 * 2**20 and rows[2][0] < rows[0][0] - 6 * 2**20
 

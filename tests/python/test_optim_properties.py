@@ -1,6 +1,5 @@
-"""`memscale.optim.AdamW` over drawn models: any shapes, layouts, types, groups and settings do as
-torch's, the same bits come with any number of threads and from disk, and what is not supported is
-refused by name before anything changes."""
+"""`memscale.optim.AdamW` over random models: it agrees with torch's for any shapes, layouts, types, groups and
+settings. Threads and disk change no bit. Unsupported tensors are refused by name before anything changes."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ import memscale  # noqa: E402
 from memscale.optim import AdamW  # noqa: E402
 
 DISK = {"state": "disk", "disk_offload_dir": "/var/tmp"}
-# The same examples on every run, and no word about how long it takes to draw them.
+# The same examples on every run, however long drawing them takes.
 few = settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 fused_multiply_add = pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() == "DEFAULT", reason="torch here has no fused multiply-add"
@@ -41,25 +40,25 @@ LAYOUTS = ("plain", "transposed", "gapped", "offset")
 
 
 def laid_out(values, layout):
-    """The same numbers, lying in memory otherwise."""
+    """The same numbers in another memory layout."""
     if layout == "transposed" and values.dim():
         return values.permute(*reversed(range(values.dim()))).contiguous().permute(*reversed(range(values.dim())))
     if layout == "gapped" and values.dim():
         return values.repeat_interleave(2, -1)[..., ::2]
-    if layout == "offset":  # not at the start of what was allocated
+    if layout == "offset":  # not at the start of its storage
         return torch.cat([values.new_zeros(3), values.flatten()])[3:].view(values.shape)
     return values.clone()
 
 
 def twin(values):
-    """A copy that lies in memory of its own as `values` does, gaps and offset included."""
+    """A copy in a new storage with the same layout, gaps and offset included."""
     whole = torch.zeros(values.untyped_storage().nbytes() // values.element_size(), dtype=values.dtype)
     return whole.as_strided(values.shape, values.stride(), values.storage_offset()).copy_(values)
 
 
 @st.composite
 def models(draw, dtypes=(torch.float32,), layouts=LAYOUTS):
-    """(tensors, groups' settings): a drawn model, a gradient for most of its tensors at each of three steps."""
+    """Draws a model: (tensors, groups' settings). At each of three steps, most tensors have a gradient."""
     made = []
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     for _ in range(draw(st.integers(1, 4))):
@@ -82,7 +81,7 @@ def models(draw, dtypes=(torch.float32,), layouts=LAYOUTS):
 
 
 def built(model, kind, **kwargs):
-    """Fresh parameters of a drawn model, their gradients, and an optimizer over its groups."""
+    """New parameters of a drawn model, and an optimizer over its groups."""
     made, groups = model
     params = [twin(values).requires_grad_() for values, _, _ in made]
     chosen = []
@@ -112,7 +111,7 @@ def same(model, first, second):
         assert all(torch.equal(value, other[index][name]) for name, value in values.items())
 
 
-# ---- beside torch ----------------------------------------------------------------------------
+# ---- compared with torch ---------------------------------------------------------------------
 
 
 @fused_multiply_add
@@ -127,7 +126,7 @@ def test_moments_have_torchs_bits_and_parameters_lie_within_the_bound(model, kwa
     for step in range(3):
         before = [q.detach().clone() for q in theirs]
         for p, q, (_, gradients, _) in zip(ours, theirs, made, strict=True):
-            p.data.copy_(q.data)  # the bound is one step's
+            p.data.copy_(q.data)  # the bound holds for one step
             p.grad = q.grad = gradients[step]
         a.step()
         b.step()
@@ -147,7 +146,7 @@ def test_every_type_and_layout_trains_as_in_torch_but_for_rounding(model):
     (ours, _), (theirs, _) = stepped(model, AdamW), stepped(model, torch.optim.AdamW, foreach=False)
     for p, q in zip(ours, theirs, strict=True):
         assert p.dtype is q.dtype and p.stride() == q.stride()
-        if p.dtype not in (torch.bfloat16, torch.float16):  # in these torch rounds the moments
+        if p.dtype not in (torch.bfloat16, torch.float16):  # torch rounds the moments of these types
             torch.testing.assert_close(p, q, rtol=2e-5, atol=1e-6)
 
 
@@ -158,7 +157,7 @@ ours_only = models(dtypes=(torch.float32, torch.bfloat16))
 
 
 def of_form(model, form):
-    """8-bit state has no amsgrad."""
+    """The model without amsgrad if the state has 8 bits, which supports none."""
     made, groups = model
     return (made, [{**group, "amsgrad": False} for group in groups]) if "state_bits" in form else model
 
@@ -197,7 +196,7 @@ def test_a_saved_state_goes_on_with_the_bits(model, form, on_disk):
     assert all(torch.equal(p, q) for p, q in zip(params, again, strict=True))
 
 
-# ---- refused by name -------------------------------------------------------------------------
+# ---- refusals --------------------------------------------------------------------------------
 
 
 @settings(few, max_examples=25)
@@ -210,7 +209,7 @@ def test_one_bad_gradient_is_named_and_nothing_is_updated(model, data):
     position = data.draw(st.integers(0, len(optimizer.param_groups[group]["params"]) - 1))
     bad = optimizer.param_groups[group]["params"][position]
     bad.grad = torch.zeros(bad.shape, dtype=bad.dtype).to_sparse() if bad.dim() else None
-    if bad.grad is None:  # a number has no sparse form
+    if bad.grad is None:  # a scalar has no sparse form
         return
     before = [p.detach().clone() for p in params]
     with pytest.raises(memscale.IntegrationError, match=f"parameter {position} of group {group} is sparse"):

@@ -1,5 +1,5 @@
-"""Gradient release: the bits of a run without it, gradients gone as soon as they are used, and
-what would need them refused by name."""
+"""Gradient release gives the bits of a run without it, and releases each gradient as soon as it is used. Anything that
+needs the gradients later is refused by name."""
 
 import copy
 import gc
@@ -25,7 +25,7 @@ def one_thread():
 
 
 class Tied(torch.nn.Module):
-    """An embedding tied to the head, a layer used twice, one that is never used."""
+    """An embedding tied to the head, a layer used twice, and a layer that is never used."""
 
     def __init__(self):
         super().__init__()
@@ -42,7 +42,7 @@ class Tied(torch.nn.Module):
 
 
 def tied_pair(**kwargs):
-    """Two equal models, the second released; each with two groups."""
+    """Two equal models with two groups each; the second one's optimizer releases gradients."""
     pair = []
     for release in (False, True):
         torch.manual_seed(0)
@@ -135,7 +135,7 @@ def test_no_two_large_gradients_live_at_the_same_time():
     def count(_):
         most.append(sum(p.grad is not None for p in model.parameters()))
 
-    for p in model.parameters():  # hooks run in the order of their registration
+    for p in model.parameters():  # hooks run in the order of registration
         p.register_post_accumulate_grad_hook(count)
     model(torch.randn(2, 64)).sum().backward()
     assert most == [0] * 8
@@ -163,12 +163,12 @@ def test_under_a_grad_scaler_gradients_are_kept_with_the_same_bits(place, fused,
         scales.append(scaler.get_scale())
     assert scales[0] == scales[1]
     assert_same(pair)
-    assert float(pair[1][1].state[pair[1][0].table.weight]["step"]) == 3  # one was skipped
+    assert float(pair[1][1].state[pair[1][0].table.weight]["step"]) == 3  # the scaler skipped one step
     assert [record.message for record in caplog.records if "GradScaler" in record.message] == [
         "release_gradients: a GradScaler looks at all gradients before one is used; they are kept until step(), and "
         "their memory with them"
     ]
-    for model, optimizer in pair:  # and without a scaler they are released again
+    for model, optimizer in pair:  # without a scaler, gradients are released again
         loss_of(model, 9).backward()
         assert (model.table.weight.grad is None) == (optimizer is pair[1][1])
         optimizer.step()
@@ -266,7 +266,7 @@ def test_a_closure_and_copies_work():
     assert_same((pair[0], (twin["model"], twin["optimizer"])))
 
 
-# ---- what is refused ---------------------------------------------------------------------------
+# ---- refusals ----------------------------------------------------------------------------------
 
 
 def released_model():
@@ -291,7 +291,7 @@ def test_backward_through_a_graph_that_was_kept_is_refused():
     _, _, loss = released_model()
     value = loss()
     value.backward(retain_graph=True)
-    # Autograd's own check of the weights, or ours of the gradients: whichever sees it first.
+    # Either autograd's check of the weights or ours of the gradients raises first.
     with pytest.raises((Refused, RuntimeError), match="second gradient|inplace"):
         value.backward()
 
@@ -360,13 +360,13 @@ def test_torchs_functions_are_put_back_with_the_last_optimizer():
     gc.collect()
     assert in_place() == before
     loss().backward()
-    assert model[0].weight.grad is not None  # and the hooks are gone
+    assert model[0].weight.grad is not None  # the hooks are gone
 
 
 @pytest.mark.parametrize("unscales", [False, True])
 def test_a_grad_scaler_that_scales_unseen_is_refused_by_name(unscales):
     scaler = torch.amp.GradScaler("cpu")
-    scale = scaler.scale  # before anything is released
+    scale = scaler.scale  # taken before any gradient is released
     _, optimizer, loss = released_model()
     scale(loss()).backward()
     if unscales:

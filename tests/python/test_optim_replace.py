@@ -1,4 +1,4 @@
-"""`apply_all_optimizations`: the model wrapped, the optimizer replaced where the config says so."""
+"""`apply_all_optimizations` wraps the model, and replaces the optimizer if the config says so."""
 
 import sys
 import warnings
@@ -128,7 +128,7 @@ def test_a_profiled_step_makes_the_state_without_memory(kind, per_element):
     assert made / p.numel() == pytest.approx(per_element, abs=0.01)
 
 
-# ---- on CUDA: what can be tried without a GPU -------------------------------------------------
+# ---- on CUDA: tests that need no GPU ----------------------------------------------------------
 
 
 def on_cuda():
@@ -144,7 +144,7 @@ def test_on_cuda_without_bitsandbytes_the_optimizer_stays_with_a_notice(monkeypa
     assert successor_with_8bit_state(old) is old
     assert "use_8bit_optimizer: bitsandbytes is not installed" in caplog.text and "stays as it is" in caplog.text
     take_over(old, old)
-    old.step()  # and may go on
+    old.step()  # it still works
 
 
 def test_on_cuda_it_is_bitsandbytes_own():

@@ -1,5 +1,4 @@
-"""Saved tensors of two values (dropout masks, comparisons) are kept as bits, and come back
-as they were."""
+"""Saved tensors with two values (dropout masks, comparisons) are kept as bits and restored exactly."""
 
 from __future__ import annotations
 
@@ -56,7 +55,7 @@ def test_masks_are_bits_and_the_run_is_the_plain_run(technique, tmp_path):
         counters = executor.counters()
         assert_nothing_left(executor)
     assert_same(expected, found)
-    # One attention mask of 2 x 4 x 128 x 128 floats for each block that is not recomputed, two steps.
+    # Two steps with one attention mask of 2 x 4 x 128 x 128 floats for each block that is not recomputed.
     blocks = 3 if technique == "offload_disk" else 1
     assert counters["packed_bytes"] >= 2 * blocks * 2 * 4 * 128 * 128 * 4
     assert counters["packed_into_bytes"] * (BITS_PER_FLOAT - 1) < counters["packed_bytes"]
@@ -97,7 +96,7 @@ def test_masks_of_any_dtype_come_back(dtype, tmp_path):
                 return torch.where(mask, x, -x)
             return x * (mask.to(dtype) * 1.25)
 
-    # Products in another dtype than the layer's weights would not multiply.
+    # A matrix product needs both operands in one dtype.
     own = torch.float32 if dtype is torch.bool else dtype
 
     def model() -> torch.nn.Module:
@@ -196,14 +195,14 @@ def test_models_with_other_masks(name, tmp_path):
         assert_nothing_left(executor)
 
 
-# -- what a plan chooses --------------------------------------------------------------------
+# -- a plan's choices -----------------------------------------------------------------------
 
-MASK_BYTES = 8 * 4 * 256 * 256 * 4  # of one block's attention; its other masks are too small
+MASK_BYTES = 8 * 4 * 256 * 256 * 4  # of one block's attention; the block's other masks are too small
 STEPS = 2
 
 
 def masked_case() -> tuple[Case, torch.nn.Module, dict[str, Any]]:
-    """A model, its twin, and its graph in a loop that was seen."""
+    """A model, its twin, and its graph with the facts of an observed loop."""
     case = _lm(gpt2_with_dropout(), shape=(8, 256))
     twin = copy.deepcopy(case.model)
     args, kwargs = case.batch(0)
@@ -219,7 +218,7 @@ def masked_case() -> tuple[Case, torch.nn.Module, dict[str, Any]]:
 
 
 def plan_at(graph: dict[str, Any], budget_bytes: int) -> str:
-    """A plan on a machine without a disk, where layers run again at a high price and packing is quick."""
+    """A plan for a machine without a disk, with slow recomputation and fast packing."""
     hardware = copy.deepcopy(HARDWARE)
     hardware["disk"]["dir"] = ""
     hardware["cpu"].update(pack_bytes_per_s=10**10, unpack_bytes_per_s=10**10, matmul_flops_per_s=10**10)
@@ -228,7 +227,7 @@ def plan_at(graph: dict[str, Any], budget_bytes: int) -> str:
 
 
 def counters_of_the_same_run(case: Case, twin: torch.nn.Module, plan: str, directory: pathlib.Path) -> dict[str, int]:
-    """Of steps under the plan, which give the twin's losses and gradients and leave nothing."""
+    """The counters of steps under the plan. Asserts that they give the twin's results and leave nothing behind."""
     expected = train(case, twin, STEPS)
     with executing(case.model, plan, directory) as executor:
         found = train(case, case.model, STEPS)
@@ -242,13 +241,13 @@ def counters_of_the_same_run(case: Case, twin: torch.nn.Module, plan: str, direc
 def test_what_a_plan_has_become_bits_does_and_nothing_else(missing, tmp_path):
     case, twin, graph = masked_case()
     need = json.loads(plan_at(graph, 10**12))["pressure"]["need_bytes"]
-    # Less the masks that are missing, and something for the bits.
+    # The need without the bytes of `missing` masks, which still take some bytes as bits.
     text = plan_at(graph, need - missing * (MASK_BYTES - MASK_BYTES // 16))
     plan = json.loads(text)
     named = [entry for entry in plan["entries"] if entry.get("packing", {}).get("packed", 0) > 0]
     promised = plan["predicted"].get("packed_bytes", 0)
     assert promised == len(named) * MASK_BYTES
-    # One mask is missing: one is packed, not all of them. Further on other ways have their turn too.
+    # If one mask's bytes are missing, the plan packs exactly one. For more, it may also use other techniques.
     assert len(named) == missing if missing == 1 else (len(named) > 0) == (missing > 0)
     counters = counters_of_the_same_run(case, twin, text, tmp_path)
     assert counters["packed_bytes"] == STEPS * promised
@@ -268,7 +267,7 @@ def test_the_replay_of_a_plan_has_its_bits():
     replay = _core.plan_simulate(json.dumps(graph), json.dumps(hardware), text)
     assert replay["packed_bytes"] == plan["predicted"]["packed_bytes"] > 0
     assert replay["packing_ns"] > 0
-    # A plan of before: nothing is said of masks, and a replay has none of them as bits.
+    # A plan of an older version doesn't mention packing; its replay packs nothing.
     for entry in plan["entries"]:
         entry.pop("packing", None)
         entry.pop("selection", None)
@@ -284,11 +283,11 @@ def test_the_replay_of_a_plan_has_its_bits():
 # -- comparisons ----------------------------------------------------------------------------
 
 WIDTH = 512
-ROWS = 4 * WIDTH  # masks of as many rows as columns are small beside the others
+ROWS = 4 * WIDTH  # so that masks of WIDTH x WIDTH are small compared with the others
 
 
 class _Compares(torch.nn.Module):
-    """A layer that saves a mask of truth values, as many of them as its output has elements."""
+    """A layer that saves a mask with one truth value for each element of its output."""
 
     item_bytes = 1
 
@@ -315,7 +314,7 @@ class _Fills(_Compares):
 
 
 class _FillsTriangle(_Compares):
-    """A causal mask made anew in each forward, by writes to a part of it."""
+    """Makes a causal mask in each forward, by writing to a part of it."""
 
     def masked(self, y: torch.Tensor) -> torch.Tensor:
         hidden = torch.ones(y.shape[-2:], dtype=torch.bool).triu(1)
@@ -331,7 +330,7 @@ class _Multiplies(_Compares):
 
 
 class _AddsMask(_Compares):
-    """A mask of zeros and one number, as attention takes it."""
+    """Adds a mask of zeros and one other number, as attention does."""
 
     item_bytes = 4
 

@@ -1,5 +1,5 @@
-"""Stage 1: who decided is recorded, the caller's configuration is never changed, and no
-artifact can stop a run."""
+"""Stage 1: the plan records the source of its decision, the caller's configuration never changes, and no artifact
+stops a run."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ BATCH = torch.ones(65536, 64)
 
 @functools.cache
 def _budget() -> float:
-    """GB between the smallest that fits and what the unmodified step needs."""
+    """A budget in GB halfway between the smallest that fits and the unmodified step's need."""
     with pytest.raises(memscale.BudgetInfeasibleError) as refused:
         memscale.wrap(_model(), Config(memory_budget_gb=0.001), sample_input=BATCH)
     smallest = refused.value.smallest_budget_bytes

@@ -1,5 +1,5 @@
-"""`use_mixed_precision`: forwards run under autocast to BF16 where the machine gains by it,
-with the bits of torch's own autocast, and nothing is left of it afterwards."""
+"""`use_mixed_precision`: forwards run under autocast to BF16 if the machine gains by it. The bits are those of torch's
+own autocast, and nothing of it is left afterwards."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONFIG = memscale.Config(use_mixed_precision=True, enable_logging=False)
 
 @pytest.fixture
 def machine(monkeypatch):
-    """Describes a machine with or without BF16, whose products are slow enough to matter."""
+    """Returns a function that makes memscale see a machine with or without BF16, and with slow matrix products."""
 
     def describe(isa=("avx2", "avx512f", "avx512_bf16", "amx_bf16"), flops=10**9):
         document = json.loads(sessions._core.hardware_probe(None, no_measure=True))
@@ -145,7 +145,7 @@ def test_a_forward_that_fails_leaves_no_autocast(machine):
         model(**batch)
     assert model.seen[-1] and not torch.is_autocast_enabled("cpu")
 
-    # Always-called hooks do not run for an interrupt from the keyboard.
+    # torch doesn't run hooks with always_call after a KeyboardInterrupt.
     def evaluate():
         with torch.no_grad():
             model(**batch)

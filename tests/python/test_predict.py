@@ -1,6 +1,5 @@
-"""Predicted graphs against traces of the real Hugging Face models: equal in every byte, event and
-number, the marks of the loss included. No tolerance: parameters, saved bytes of each layer and peak
-are part of the graph."""
+"""Predicted graphs equal traces of the real Hugging Face models in every byte, event and number, including the marks of
+the loss. There is no tolerance: the graph determines parameters, saved bytes of each layer and peak."""
 
 import json
 
@@ -134,7 +133,7 @@ CASES = {
 
 
 def trace(name, values, batch, seq):
-    """The configuration as transformers writes it, and the graph of the real model."""
+    """Returns the configuration as transformers writes it, and the traced graph of the real model."""
     model_class = getattr(transformers, name)
     config = model_class.config_class(**values)
     ids = torch.zeros(batch, seq, dtype=torch.long)

@@ -1,5 +1,5 @@
-"""A step is traced without running it: the graph is what a real step does, byte for byte, and
-what can't be traced is refused. What a trace leaves behind is test_isolation.py's."""
+"""A step is traced without running it: the graph equals a real step byte for byte, and models that can't be traced are
+refused. test_isolation.py tests that a trace leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ TRACEABLE = [name for name in MODELS if name != "packed_lstm"]  # its sizes depe
 
 
 def total_peak(graph, **options):
-    """Peak of tensors in the second step: residents and optimizer state included."""
+    """The peak of all tensors in the second step, including residents and optimizer state."""
     residents, loop = graph["residents"], graph["loop"]
     resident = sum(residents[name] for name in ("parameter_bytes", "buffer_bytes", "batch_bytes"))
     return resident + loop["optimizer_state_bytes"] + Replay(graph, **options).peak
 
 
-# ---- against the real thing --------------------------------------------------------------
+# ---- compared with real steps ------------------------------------------------------------
 
 
 def large(name):
-    """The models of the published figures, and their batch."""
+    """A model of the published figures, and the shape of its batch."""
     import transformers
 
     if name == "gpt2":
@@ -79,12 +79,12 @@ def test_predicted_peak_is_the_measured_one(name, expected_gb, tolerance):
         assert (total_peak(graph) - total_peak(graph, hold_outputs=False)) / GB == pytest.approx(0.41, abs=0.005)
 
 
-# The workspace of a fake recurrent layer's backward, masks that the trace must assume.
+# Relative errors: fake tensors lack the workspace of a recurrent layer's backward, and a trace must assume masks.
 CLOSE = {"lstm": 0.02, "bert": 0.01}
 
 
 def _traced(name):
-    """A case, its batch as a step without a cache takes it, and its graph."""
+    """A case, its batch with use_cache off, and its graph."""
     torch.manual_seed(0)
     case = MODELS[name]()
     args, kwargs = case.batch(0)
@@ -98,14 +98,14 @@ def _traced(name):
 def test_replaying_the_graph_gives_the_live_bytes_of_a_real_step(name):
     case, args, kwargs, graph = _traced(name)
     if graph["loop"]["external_loss_bytes"]:
-        return  # the loss outside is reserved for, not traced
-    for _ in range(2):  # the first real step makes what modules cache
+        return  # a loss outside the model isn't traced; the plan reserves its bytes
+    for _ in range(2):  # the first real step fills the modules' caches
         peak = measured_peak(case.model, args, kwargs, loss_of, case.autocast)
     assert Replay(graph).peak == pytest.approx(peak, rel=CLOSE.get(name, 0), abs=0 if name not in CLOSE else 64)
 
 
-# Where the static trace may differ in detail: order in which casts are let go, operators on
-# a mask, gradients of biases that share a storage.
+# Models whose static trace may differ in details: the order in which casts are released, operators on a mask, gradients
+# of biases that share a storage.
 NOT_IDENTICAL = {"gpt2_autocast", "bert", "lstm"}
 
 
@@ -144,7 +144,7 @@ def test_equal_steps_give_equal_documents():
     assert document() == document()
 
 
-# ---- what can't be traced ------------------------------------------------------------------
+# ---- models that can't be traced -----------------------------------------------------------
 
 
 class Branching(nn.Module):
@@ -177,7 +177,7 @@ def test_branches_on_constants_are_taken(decide):
     taken = trace(Branching(decide), torch.randn(2, 4))
     plain = trace(Branching(lambda x, y: True), torch.randn(2, 4))
     assert len(Replay(taken).saved) == len(Replay(plain).saved)
-    assert _work(taken) <= _work(plain) + 2000  # the product by two is not there: 64 bytes saved
+    assert _work(taken) <= _work(plain) + 2000  # the product by two is absent: 64 bytes saved
     assert Replay(taken).saved == Replay(plain).saved
 
 
@@ -205,7 +205,7 @@ def test_masks_of_ones_change_the_graph_and_the_description():
     case = MODELS["llama"]()
     for module in case.model.modules():
         if hasattr(module, "attention_dropout"):
-            module.attention_dropout = 0.0  # the kernel that saves a mask, if there is one
+            module.attention_dropout = 0.0  # selects the kernel that saves a mask
     _, kwargs = case.batch(0)
     ones = torch.ones_like(kwargs["input_ids"])
     padded = ones.clone()
@@ -243,7 +243,7 @@ def _sparse(layers, x):
 
 
 def _forces(layers, x):
-    """A gradient with respect to the input, inside the forward."""
+    """Computes a gradient with respect to its input inside forward."""
     x = x.detach().requires_grad_()
     energy = layers[1](torch.tanh(layers[0](x))).sum()
     return torch.autograd.grad(energy, x, create_graph=True)[0].pow(2).sum() + energy
@@ -284,7 +284,7 @@ def test_unusual_steps_take_the_bytes_of_the_real_ones(name):
 
 
 class _Residual(nn.Module):
-    """Layers beside which their input goes on, and one that two others read."""
+    """Layers with residual connections; two more operators read each layer's input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -316,7 +316,7 @@ def test_sums_of_gradients_are_written_over_as_torch_does_without_a_trace(monkey
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="no oneDNN")
 def test_what_a_recurrent_layer_leaves_of_its_workspace_is_told():
-    # In a process of its own: memory that was used before has no untouched pages.
+    # In a new process, because reused memory has no untouched pages.
     code = (
         "import torch; from memscale.tracing.profiler import MemoryProfiler\n"
         "print(MemoryProfiler().trace(torch.nn.LSTM(512, 512), (torch.zeros(128, 16, 512),)))"
@@ -330,7 +330,7 @@ def test_what_a_recurrent_layer_leaves_of_its_workspace_is_told():
     ]
     ((workspace, untouched),) = told
     output = 128 * 16 * 512 * 4
-    assert 4 * output < workspace - untouched < workspace - 2 * output  # gates are saved, and more
+    assert 4 * output < workspace - untouched < workspace - 2 * output  # includes the saved gates
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])

@@ -1,5 +1,5 @@
-"""What a traced graph says beside bytes: facts about nodes, residents, the loss, the
-optimizer, and the description of the arguments."""
+"""Facts of a traced graph besides bytes: nodes, residents, the loss, the optimizer, and the description of the
+arguments."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def linear_and_dropout():
     return nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1))
 
 
-# Call, layer, and the flags of both calls, of which the first may be chained to the second.
+# Call, layer, the flag of both calls, and whether the first call also has the flag "chained".
 FLAGS = {
     "chained": (chain, Plain, "", True),
     "copied between": (lambda layers, x: layers[1](layers[0](x).clone()), Plain, "", False),

@@ -1,4 +1,4 @@
-"""A run that turns out to need more than its budget: what it says, and what it computes."""
+"""A run that needs more than its budget says so, and its results stay right."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def _lines(how: str) -> list[str]:
 
 
 def test_gradients_of_gradients_beyond_the_budget_say_so_once() -> None:
-    """The second graph is in no trace: the first step's peak is over, and no plan holds less."""
+    """No trace contains the second graph, so the first step's peak exceeds the budget; no plan needs less."""
     lines = _lines("wrapped")
     values = [line for line in lines if line.startswith(("loss", "parameters"))]
     assert values == _lines("plain")
     refusals = [line for line in lines if "the run goes on with the plan it has" in line]
-    assert len(refusals) in (1, 2), refusals  # the loop is seen in the first step, the peak in the next
+    assert len(refusals) in (1, 2), refusals  # for the loop at the first step, for the peak at the next
     named = [int(re.search(r"\((\d+) bytes\)", line)[1]) for line in refusals]
     assert max(named) < 1.5 * min(named)

@@ -1,5 +1,5 @@
-"""The report: whole HTML that loads nothing, shows what was planned and measured, and is
-drawn by a real browser where one is installed."""
+"""The report is complete HTML that loads nothing and shows plan and measurements. If a browser is installed, it
+renders the page."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _VOID = {"meta", "br", "img", "link", "hr", "input"}
 
 
 class _Checker(html.parser.HTMLParser):
-    """Tags are closed in the order they were opened, and nothing is fetched from anywhere."""
+    """Checks that tags are nested properly and that the page loads nothing."""
 
     def __init__(self) -> None:
         super().__init__()

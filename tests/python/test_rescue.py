@@ -1,5 +1,5 @@
-"""An allocation that fails in a step: the plan is tightened and the step made again to the same
-bits, a bounded number of times."""
+"""If an allocation fails in a step, memscale tightens the plan and repeats the step with the same bits, a bounded
+number of times."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def _heard(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def _exhaust() -> None:
-    torch.empty(1 << 55, dtype=torch.uint8)  # torch's own failure, as of a host without memory
+    torch.empty(1 << 55, dtype=torch.uint8)  # raises torch's error for a host without memory
 
 
 class _Block(nn.Module):
-    """Counts the calls of its backward; fails in those that it is told."""
+    """Counts the calls of its backward, and fails in those of `failing`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ def test_a_trainer_makes_the_step_again_to_the_same_bits(tmp_path: Path, caplog:
 
     def fail(*_: Any) -> None:
         passes[0] += 1
-        if passes[0] == 4:  # the second batch that the second update accumulates
+        if passes[0] == 4:  # the second batch of the second update
             _exhaust()
 
     subject.model.transformer.h[1].mlp.c_fc.weight.register_hook(fail)

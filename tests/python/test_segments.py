@@ -1,7 +1,6 @@
-"""Segments: of layers chained by identity only the first keeps its arguments, the others'
-are made again by the layers before them, in one run, in runs inside runs, or as one with them.
-To the bit what a plain run gives; where the chain is broken arguments are kept; the peak is the
-one that the simulator foretells."""
+"""Segments of layers, in which each layer's argument is the output of the layer before. Only the first layer keeps its
+arguments; the layers before recompute the others', in one run, in nested runs, or joined with the layer. Results equal
+the unwrapped run's to the bit, layers outside such a chain keep their arguments, and the peak is the predicted one."""
 
 from __future__ import annotations
 
@@ -37,14 +36,14 @@ SEGMENTS = (JOINED, SEGMENT, NESTED_2, NESTED_3)
 
 
 def techniques_plan(model, techniques):
-    """A plan with these techniques for the layers, in turn."""
+    """A plan that gives the layers these techniques in turn."""
     names = [name for name, _ in find_layers(model)]
     entries = [(name, 0, techniques[i % len(techniques)]) for i, name in enumerate(names)]
     return plan_json([("", 0, "keep"), *entries])
 
 
 class Calls:
-    """Counts the calls of each layer, in arrays, which a replay does not put back."""
+    """Counts the calls of each layer in arrays, because a replay doesn't restore arrays."""
 
     def __init__(self, model):
         self._counts = {name: array.array("l", [0]) for name, _ in find_layers(model)}
@@ -88,7 +87,7 @@ def test_a_layer_of_a_segment_runs_once_more_for_all_after_it(name, tmp_path):
 
 
 def deep(name, layers=9):
-    """A Hugging Face model of many layers, which drops out where it can; and its batch."""
+    """A Hugging Face model of many layers, with dropout if it has any, and its batch."""
     import transformers
 
     seed_everything(0)
@@ -125,7 +124,7 @@ def gradients(model, batch, steps=2):
     return [*losses, torch.get_rng_state(), *(p.grad for p in model.parameters())]
 
 
-#: Of nine layers: how often each runs in a step, its forward included.
+#: For nine layers: their techniques, and how often each runs in a step, including its forward.
 SCHEDULES = {
     "one run": ([RECOMPUTE, *[SEGMENT] * 8], [3] * 8 + [2]),
     "runs inside a run": ([RECOMPUTE, NESTED_2, NESTED_2, SEGMENT, NESTED_2, NESTED_2], [4, 4, 3, 3, 3, 2, 3, 3, 2]),
@@ -166,7 +165,7 @@ def test_the_peak_is_the_predicted_one(name, technique, tmp_path):
 
 
 class Narrow(torch.nn.Module):
-    """Saves much and keeps nothing: what it gets is its largest tensor after a replay."""
+    """Saves several activations; if recomputed, it holds only its argument between forward and backward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -177,7 +176,7 @@ class Narrow(torch.nn.Module):
 
 
 def live_after_forward(technique, tmp_path):
-    """Bytes of tensors that the forward's graph and the records hold."""
+    """Tensors that the forward's graph and the executor's records hold, in units of one activation."""
     import gc
 
     seed_everything(0)
@@ -200,8 +199,7 @@ def test_arguments_inside_a_segment_are_not_held(tmp_path):
 
 
 class Broken(torch.nn.Module):
-    """Between its layers something is done to what they give: it is another tensor then, or
-    the same one, written to."""
+    """Breaks the chain between its layers: copies each output, or writes to it in place."""
 
     def __init__(self, writes: bool) -> None:
         super().__init__()
@@ -243,7 +241,7 @@ def test_the_planner_does_not_offer_a_segment_where_the_chain_is_broken():
 
 def test_a_layer_that_gives_another_tensor_when_it_runs_again_is_found(tmp_path):
     class Fickle(Narrow):
-        calls = array.array("l", [0])  # a replay does not put it back
+        calls = array.array("l", [0])  # a replay doesn't restore arrays
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             self.calls[0] += 1

@@ -1,6 +1,5 @@
-"""Selective techniques: single saved tensors are made again by the operators that made
-them. To the bit what a plain run gives; what can't be made again stays; the peak is the
-one that the simulator foretells."""
+"""Selective techniques: single operators recompute single saved tensors. Results equal the unwrapped run's to the bit,
+tensors that can't be recomputed stay, and the peak is the predicted one."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from memscale.errors import IntegrationError
 
-# Convolutions, and what writes in place, are never run again by themselves.
+# Models whose saved tensors come from convolutions or in-place operators, which are never run again singly.
 NOTHING_TO_MAKE = ("resnet", "inplace")
 
 
@@ -64,7 +63,7 @@ def test_every_set_of_a_plan_is_exact(name, number, rest, tmp_path):
 
 @pytest.mark.parametrize("name", ["gpt2", "bert", "llama"])
 def test_what_a_plan_drops_is_what_the_run_drops(name, tmp_path):
-    """Every planned slot is found in the call, and can be made."""
+    """The run finds every slot that the plan drops, and can recompute it."""
     case, _ = twins(MODELS[name])
     _, plan = planned(case, "selective_1")
     document = json.loads(plan)
@@ -157,7 +156,7 @@ def test_a_parameter_changed_before_backward_is_refused(tmp_path):
 
 
 class Breaking(Layer):
-    """Its forward ends as Ctrl-C ends it, while `at` is set: torch's hooks hear nothing of it."""
+    """Raises KeyboardInterrupt in forward while `at` is set; torch runs no hooks after it."""
 
     at = False
 
@@ -227,7 +226,7 @@ def test_a_tape_ends_below_a_mode_that_was_begun_later(tmp_path):
 
 
 class Keeps(Layer):
-    """Shows the tensor that it saves to the outside."""
+    """Exposes a tensor that it saves."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.seen = torch.tanh(self.linear(x))
@@ -247,7 +246,7 @@ def test_a_dropped_tensor_changed_in_place_raises_as_autograd_does(tmp_path):
 
 
 class Writes(torch.nn.Module):
-    """Writes into what it saved before, where autograd does not need it."""
+    """Writes to the input of an earlier operator whose backward needs only its output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -255,8 +254,8 @@ class Writes(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.linear(x)
-        z = y * 2  # needs nothing of y
-        w = torch.tanh(z)  # makes w again from z, which is gone by then
+        z = y * 2  # backward doesn't need y
+        w = torch.tanh(z)  # w can't be recomputed, because z is overwritten below
         z.mul_(3)
         return torch.exp(w) + z
 

@@ -1,5 +1,5 @@
-"""What a step took is measured at its boundary and held against the plan, without touching
-the kernel's high-water mark, which is the user's."""
+"""A step's memory is measured at its boundary and compared with the plan. The kernel's high-water mark belongs to the
+user and is never reset."""
 
 import json
 import subprocess
@@ -71,6 +71,6 @@ def test_the_mark_is_left_alone_and_smaller_steps_are_still_told():
     seen, marks = steps("leave")
     assert marks == sorted(marks)
     assert seen[2]["peak_bytes"] == pytest.approx(marks[2], rel=0.03, abs=8e6)
-    # A batch of a quarter: far below the mark, which says nothing of this step.
+    # A quarter of the batch: the step stays far below the mark of the earlier steps.
     assert seen[3]["peak_bytes"] < 0.9 * marks[3]
     assert seen[4]["peak_bytes"] == pytest.approx(seen[2]["peak_bytes"], rel=0.03, abs=8e6)

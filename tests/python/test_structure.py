@@ -1,4 +1,4 @@
-"""The structure check finds what it is there to find."""
+"""scripts/check_structure.py reports each kind of violation."""
 
 import ast
 import importlib.util

@@ -1,5 +1,5 @@
-"""Telemetry: nothing leaves unless asked for, no event can hold a size, a name or a path, and
-no endpoint can break or slow a run."""
+"""Telemetry sends nothing unless the user enables it. No event can hold a size, a name or a path, and no endpoint can
+break or slow a run."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class SecretlyNamedNet(nn.Sequential):
 
 
 def _train() -> float:
-    """Wraps, trains and detaches; the seconds that this took."""
+    """Wraps, trains and detaches; returns the seconds that this took."""
     model = SecretlyNamedNet(nn.Linear(37, 41), nn.ReLU(), nn.Linear(41, 3))
     start = time.perf_counter()
     memscale.wrap(model, Config(force_optimize=True, enable_logging=False), sample_input=torch.ones(5, 37))
@@ -55,7 +55,7 @@ def _train() -> float:
 
 
 class _Receiver:
-    """An endpoint that keeps what it gets."""
+    """An endpoint that records each request."""
 
     def __init__(self, status: int = 204) -> None:
         self.bodies: list[bytes] = []
@@ -154,7 +154,7 @@ def test_the_environment_and_the_calls_switch_it(monkeypatch: pytest.MonkeyPatch
     assert telemetry.is_enabled()
 
 
-# -- what events hold -------------------------------------------------------------------------
+# -- the contents of events -------------------------------------------------------------------
 
 
 def test_every_value_that_the_schema_allows_is_of_a_fixed_list() -> None:
@@ -165,7 +165,7 @@ def test_every_value_that_the_schema_allows_is_of_a_fixed_list() -> None:
         elif part.get("type") == "array":
             leaves(part["items"])
         elif part.get("type") == "string":
-            assert part["pattern"] == r"^[0-9]{1,3}\.[0-9]{1,3}$"  # the release line of memscale
+            assert part["pattern"] == r"^[0-9]{1,3}\.[0-9]{1,3}$"  # memscale's major and minor version
         else:
             assert "enum" in part or "const" in part or part["type"] == "boolean"
 
@@ -239,7 +239,7 @@ def test_architectures_are_told_by_their_modules() -> None:
     assert classify(gpt2) == "decoder"
 
 
-# -- endpoints that are no good -------------------------------------------------------------------
+# -- broken endpoints -----------------------------------------------------------------------------
 
 
 def test_no_endpoint_can_break_or_slow_a_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,5 @@
-"""Position-wise modules in tiles: found by what they do; the same loss and gradients but for
-rounding, dropout included; less memory where the planner says so; nothing left behind."""
+"""Position-wise modules in tiles: found by their operators. Loss and gradients are equal up to rounding, dropout
+included; the step needs less memory, as planned; and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CONFIG = memscale.Config(force_optimize=True, enable_tiling=True, enable_logging
 
 
 class Dropping(torch.nn.Module):
-    """Dropout in the middle and at the end, as in T5 and GPT-2, and an activation in place."""
+    """Has dropout in the middle and at the end, as in T5 and GPT-2, and an in-place activation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +82,8 @@ def graph_of(case, config=CONFIG):
 
 
 def planned(case, technique="keep", chosen=True):
-    """A plan of one technique, with tiles or without; the models are too small to ask for them."""
+    """A plan of one technique, with or without tiles. It is made by hand because the models are too small for the
+    planner to choose tiles."""
     text = _core.plan_uniform(graph_of(case), probe_machine(CONFIG), CONFIG.to_json(), technique)
     plan = json.loads(text)
     for option in plan["step_options"]:
@@ -91,7 +92,7 @@ def planned(case, technique="keep", chosen=True):
 
 
 class Applied:
-    """A model under a plan."""
+    """Runs a model under a plan."""
 
     def __init__(self, case, plan, directory=None) -> None:
         self.executor = Executor(case.model, disk_dir=directory)
@@ -128,7 +129,7 @@ def test_mlps_of_real_models_are_found_and_nothing_else():
 
 
 class Mixing(torch.nn.Module):
-    """Not position-wise, each in its way."""
+    """Applies `mix` to its activations; most mixes of the tests make a position depend on others."""
 
     def __init__(self, mix) -> None:
         super().__init__()
@@ -328,7 +329,7 @@ def test_without_the_flag_or_a_module_there_is_none():
     assert plan.step_options["tiled_mlp"]["rule"] == "no_tiles"
 
 
-# ---- what is left on a model -------------------------------------------------------------------
+# ---- the model afterwards ----------------------------------------------------------------------
 
 
 def test_copies_and_pickles_come_out_without():

@@ -1,5 +1,5 @@
-"""torch's default dtype and device are the user's: what C is given an address of, and what counts
-steps, has its own."""
+"""The user may change torch's default dtype and device: tensors whose addresses C gets, and counters of steps, name
+theirs explicitly."""
 
 from contextlib import contextmanager
 
@@ -13,12 +13,12 @@ from memscale.optim import AdamW, AdamW8bit  # noqa: E402
 from memscale.techniques import cross_entropy, linear_cross_entropy, loss_head  # noqa: E402
 
 DEFAULTS = [torch.bfloat16, torch.float16, torch.float64, torch.device("meta")]
-STEPS = 270  # bf16 counts to 256
+STEPS = 270  # bf16 counts only to 256
 
 
 @contextmanager
 def default(kind):
-    """With this dtype or device as torch's default."""
+    """A context with this dtype or device as torch's default."""
     if isinstance(kind, torch.device):
         with kind:
             yield
@@ -97,7 +97,7 @@ def test_a_count_of_items_is_not_rounded(other_default):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 def test_scales_of_any_dtype_are_read_as_numbers(dtype):
-    """A checkpoint whose floats were all cast."""
+    """In some checkpoints, all floats were cast to another type."""
     ours, twins = (parameters([(20_000,)]) for _ in range(2))
     first = AdamW8bit(ours)
     first.step()

@@ -1,5 +1,5 @@
-"""Names inside torch: all that the sources use are looked for before anything is done, and a
-torch that lacks one is refused by that name, or served without it."""
+"""Names inside torch: memscale looks up every name that the sources use before it does anything else. If torch lacks
+one, memscale names it in the refusal, or works without it."""
 
 import pathlib
 import re
@@ -67,7 +67,7 @@ def test_the_sources_use_no_other():
     used = {found[1:] for path in PACKAGE.rglob("*.py") for found in private.findall(path.read_text())}
     listed = names()
     unlisted = {name for name in used if not any(name == one or name.startswith(one + ".") for one in listed)}
-    # Classes and parts that others of the list contain, and public names.
+    # Names that listed ones contain, and public names.
     public = {"overrides.TorchFunctionMode", "_C._autograd"}
     assert {name for name in unlisted if name not in public and not name.startswith("overrides.Torch")} == set()
 
@@ -88,7 +88,7 @@ def test_an_optimizer_of_ours_may_be_the_first_to_be_traced():
 
 
 def test_optimizer_and_heads_need_no_name_of_tracing():
-    """What can be used alone works with a torch that wrap() refuses."""
+    """Functions that need no wrap() work with a torch that wrap() refuses."""
     run(
         """
         import torch, torch._subclasses.fake_tensor as fakes

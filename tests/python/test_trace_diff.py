@@ -71,7 +71,7 @@ def test_a_trace_has_the_storages_of_the_real_step(make: Any) -> None:
 
 
 def test_workspaces_that_fake_kernels_do_not_make_are_found() -> None:
-    """torch's LSTM computes without its fused kernel under fake tensors."""
+    """Under fake tensors, torch's LSTM runs without its fused kernel."""
     report, differences = compare(_recurrent)
     assert differences > 0
     assert "cell, call 0\n" in report and "only in the step" in report

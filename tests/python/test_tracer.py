@@ -1,4 +1,4 @@
-"""The tracer as the owner of hooks uses it, and the errors of a wrong report."""
+"""The tracer, called as by an owner of hooks, and its errors for wrong reports."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_paused_tracer_sees_only_deaths():
     finally:
         tracer.stop()
     profile = json.loads(tracer.finish())["profiles"][0]
-    assert profile["storage_bytes"] == [32, 32]  # x and z; y was made while it was paused
+    assert profile["storage_bytes"] == [32, 32]  # x and z; the tracer was paused while y was made
     lifetimes = [event for event in profile["forward"] if event[0] != "work"]
     assert lifetimes == [["alloc", 0], ["alloc", 1], ["free", 0], ["free", 1]]
     assert y is not None

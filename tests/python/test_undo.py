@@ -1,5 +1,5 @@
-"""What `guarded()` promises: all that was noted is put back, exception or not, the last first. What the table of the
-process's state holds can be set and is put back."""
+"""`guarded()` undoes all noted changes, the last first, exception or not. Each entry of the table of the process's
+state can be set and is restored."""
 
 from __future__ import annotations
 

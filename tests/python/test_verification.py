@@ -1,5 +1,4 @@
-"""`verify_correctness`: sees a layer that replays differently, names its parameter, and leaves
-everything as it was."""
+"""`verify_correctness` detects a layer whose replay differs, names its parameter, and changes nothing."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ class _Block(nn.Module):
 
 
 class _Forgetful(_Block):
-    """Another function when it is run again."""
+    """Computes another function in a replay."""
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         return rows + torch.tanh((3.0 if is_replaying() else 1.0) * self.linear(rows))
@@ -89,7 +88,7 @@ def test_it_says_that_gradients_are_equal_and_leaves_everything(
     before, hooks = _everything(model), hook_tables(model)
     memscale.wrap(model, _config(), sample_input=rows)
     assert "loss and 16 gradients are equal to the bit (8 of 8 rows)" in caplog.text
-    assert model._memscale_executor.counters()["recomputed_layers"] == 0  # another executor's work
+    assert model._memscale_executor.counters()["recomputed_layers"] == 0  # another executor ran the check
     _assert_same(before, _everything(model))
     memscale.detach(model)
     assert hook_tables(model) == hooks
@@ -136,7 +135,7 @@ def test_at_the_first_forward_it_raises_there() -> None:
 
 
 class _Random(_Block):
-    """Differs from run to run whatever anyone does."""
+    """Differs from run to run, because it seeds a new generator each time."""
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         generator = torch.Generator()

@@ -1,5 +1,5 @@
-"""Every public function, given a value of another type for each of its arguments in turn, raises
-an exception that a user can act on, and leaves what it was given as it was."""
+"""If an argument of a public function has a wrong type, the function raises an exception that tells the user so, and
+changes none of its arguments. Each argument is tested in turn."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from memscale.planning.execution_plan import ExecutionPlan
 from memscale.tracing.model_graph import ModelGraph
 from memscale.tracing.profiler import MemoryProfiler
 
-# What says to a user that an argument is wrong. An AttributeError or a KeyError from inside does not.
+# Exceptions that tell a user that an argument is wrong; an AttributeError or KeyError from inside doesn't.
 _TOLD = (TypeError, ValueError, OSError, memscale.MemScaleError)
 
 _WRONG: dict[str, Any] = {
@@ -49,7 +49,7 @@ def _x() -> torch.Tensor:
 
 @functools.cache
 def _documents() -> tuple[str, str, str]:
-    """Graph, hardware and plan of the net above."""
+    """Graph, hardware and plan of `_net`."""
     import json
 
     config = Config(force_optimize=True)
@@ -63,7 +63,7 @@ def _sgd() -> torch.optim.Optimizer:
 
 
 class Call:
-    """How a function is called rightly, and which wrong values an argument takes all the same."""
+    """A function with right arguments; `taken` lists, by argument, the wrong types that it accepts anyway."""
 
     def __init__(self, function: Callable[..., Any], arguments: Callable[[], dict[str, Any]], **taken: str) -> None:
         self.function = function
@@ -159,7 +159,7 @@ CALLS: dict[str, Call] = {
         max_trials="int",
         steps="int",
         timeout_seconds="int float",
-        sample_input="list",  # of the arguments of that forward
+        sample_input="list",  # a list of the forward's arguments
     ),
     "optim.AdamW": Call(
         optim.AdamW,
@@ -176,7 +176,7 @@ CALLS: dict[str, Call] = {
         lr=_NUMBERS,
         eps=_NUMBERS,
         weight_decay=_NUMBERS,
-        betas="dict",  # torch's own words for it: KeyError
+        betas="dict",  # torch's AdamW raises a KeyError too
     ),
     "optim.AdamW8bit": Call(
         optim.AdamW8bit, lambda: {"params": _net().parameters(), "lr": 1e-3, "bf16": "split"}, lr=_NUMBERS
@@ -257,7 +257,7 @@ CALLS: dict[str, Call] = {
     "Executor.apply": Call(_of_an_executor("apply"), lambda: {"plan": None}, plan="None"),
 }
 
-# Values and errors: what they may hold is tested in test_config.py and test_errors.py, or is the caller's.
+# Classes of values and errors. test_config.py and test_errors.py test their fields, or the caller chooses them.
 _VALUES = {
     "Config",
     "AsyncOffloadConfig",

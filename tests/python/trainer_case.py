@@ -1,5 +1,5 @@
-"""Run by test_distributed.py on every rank under torchrun: a Hugging Face Trainer under a budget in bytes, then one
-without memscale. Writes what was seen as lines of JSON to a file of each rank. Not a test by itself."""
+"""Trains with a Hugging Face Trainer under a budget in bytes, then without memscale. test_distributed.py runs it on
+every rank under torchrun. Each rank writes its results to a file, one JSON document a line. Not a test by itself."""
 
 from __future__ import annotations
 

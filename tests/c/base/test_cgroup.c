@@ -97,7 +97,7 @@ static void v2_takes_the_group_of_the_process(void **state)
 static void room_is_what_the_limit_or_the_machine_leaves(void **state)
 {
     (void)state;
-    assert_int_equal(ms__memory_room_bytes(root), 0); /* nothing is known */
+    assert_int_equal(ms__memory_room_bytes(root), 0); /* neither file exists */
     put("/proc/meminfo", "MemTotal: 9000 kB\nMemAvailable: 5000 kB\n");
     assert_int_equal(ms__memory_room_bytes(root), 5000 * 1024);
     put("/proc/self/mountinfo", mount_v2);
@@ -105,7 +105,7 @@ static void room_is_what_the_limit_or_the_machine_leaves(void **state)
     put("/sys/fs/cgroup/job/memory.max", "4000000\n");
     put("/sys/fs/cgroup/job/memory.current", "3000000\n");
     put("/sys/fs/cgroup/job/memory.stat", "anon 5\nfile 500000\n");
-    assert_int_equal(ms__memory_room_bytes(root), 1500000); /* the cache can go */
+    assert_int_equal(ms__memory_room_bytes(root), 1500000); /* the page cache counts as free */
     put("/sys/fs/cgroup/job/memory.current", "5000000\n");
     assert_int_equal(ms__memory_room_bytes(root), 0);
     put("/sys/fs/cgroup/job/memory.max", "400000000\n");
@@ -123,7 +123,7 @@ static void a_parent_binds_as_well(void **state)
     ms__cgroup_memory found = read_root();
     assert_int_equal(found.limit_bytes, 2000);
     assert_int_equal(found.usage_bytes, 1500);
-    put("/sys/fs/cgroup/memory.max", "1000\n"); /* a container's own top */
+    put("/sys/fs/cgroup/memory.max", "1000\n"); /* the topmost group that a container sees */
     assert_int_equal(read_root().limit_bytes, 1000);
 }
 

@@ -18,7 +18,7 @@ static ms_error err;
 static int make_directory(void **state)
 {
     (void)state;
-    /* Not below /tmp, which is a tmpfs on many machines: the build folder. */
+    /* A place in the build folder, because /tmp is a tmpfs on many machines. */
     snprintf(directory, sizeof directory, "memscale-file-XXXXXX");
     return mkdtemp(directory) == NULL;
 }
@@ -245,7 +245,7 @@ static void texts_are_replaced_whole(void **state)
     assert_int_equal(ms_memory_live_blocks(), blocks);
 }
 
-/* A pipe is not replaced by a file, and of a link the file that it leads to is written. */
+/* A pipe isn't replaced by a file, and a write through a link goes to the link's target. */
 static void what_is_no_file_is_written_to(void **state)
 {
     (void)state;

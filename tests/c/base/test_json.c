@@ -232,7 +232,7 @@ static void a_document_of_another_kind_is_refused_by_its_name(void **state)
     assert_string_equal(err.text, "hardware: $: expected a hardware description, found a configuration");
     assert_ms_ok(parse_as("plan", plan), err);
     assert_ms_ok(parse_as("config", config), err);
-    assert_ms_ok(parse_as("graph", "{\"version\": 1}"), err); /* of no evident kind: its reader's */
+    assert_ms_ok(parse_as("graph", "{\"version\": 1}"), err); /* of no evident kind, so left to its reader */
     assert_ms_ok(parse_as("anything", plan), err);
 }
 

@@ -8,7 +8,7 @@
 #include "base/os/numa.h"
 #include "test_common.h"
 
-/* A tree below a fresh directory, with this text in has_memory; "" again with NULL. */
+/* Makes a tree in a new directory, with `text` in has_memory; returns its root. NULL: removes the tree, returns "". */
 static const char *tree_with(const char *text)
 {
     static char root[64];

@@ -63,7 +63,7 @@ static void words_of_every_width_come_back(void **state)
                 assert_packs(data, bytes, bytes / widths[w] / 8 + 1);
             }
             uint64_t bytes = BYTES / 8 * 8 - widths[w];
-            fill(data + 1, bytes, widths[w], values[i]); /* aligned to nothing */
+            fill(data + 1, bytes, widths[w], values[i]); /* unaligned */
             assert_packs(data + 1, bytes, bytes / widths[w] / 8 + 1);
         }
     }
@@ -93,7 +93,7 @@ static void one_value_is_two_that_are_equal(void **state)
         assert_packs(data, BYTES, BYTES / 64);
         assert_packs(data, 1, 1);
     }
-    /* The second value far behind the first look. */
+    /* The second value lies far behind the start. */
     memset(data, 0, BYTES);
     data[BYTES - 3] = 7;
     assert_packs(data, BYTES, BYTES / 8);
@@ -111,7 +111,7 @@ static void a_third_value_anywhere_is_noticed(void **state)
         memcpy(data, &values[0], 4);
         memcpy(data + 8, &values[1], 4);
         unsigned char before = data[at];
-        data[at] = 0x5A; /* in neither value; read as four bytes it would be a fifth value */
+        data[at] = 0x5A; /* a byte of neither value */
         ms__packed *packed = ms__pack(data, BYTES);
         assert_null(packed);
         data[at] = before;
@@ -143,7 +143,7 @@ static void without_memory_nothing_is_packed(void **state)
     ms_fault_arm(MS_FAULT_ALLOC, 1, 0);
     ms__packed *packed = ms__pack(data, sizeof data);
     ms_fault_disarm_all();
-    /* A narrower width may have been tried with memory again. */
+    /* The call may succeed with a narrower width, whose allocation doesn't fail. */
     if (packed != NULL) {
         ms__packed_free(packed);
     }

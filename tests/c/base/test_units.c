@@ -44,7 +44,7 @@ static void quotients_are_compared_without_rounding(void **state)
     assert_true(ms__compare_quotients(1, 3, 1, 2) < 0);
     assert_true(ms__compare_quotients(1, 2, 1, 3) > 0);
     assert_int_equal(ms__compare_quotients(2, 4, 1, 2), 0);
-    /* Products above 64 bits, a quotient's difference far below that of two doubles. */
+    /* The products exceed 64 bits, and the quotients differ by far less than a double's precision. */
     assert_true(ms__compare_quotients(UINT64_MAX - 1, UINT64_MAX, UINT64_MAX - 2, UINT64_MAX - 1) > 0);
     assert_int_equal(ms__compare_quotients(UINT64_MAX, UINT64_MAX, 1, 1), 0);
     assert_int_equal(ms__compare_quotients(0, 5, 0, 7), 0);

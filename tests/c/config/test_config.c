@@ -202,7 +202,7 @@ static void modes_have_names(void **state)
     assert_string_equal(ms_mode_name((ms_mode)77), "unknown");
 }
 
-/* Each allocation in turn fails: an error, and nothing is left allocated. */
+/* Each allocation fails in turn: the call returns an error and leaves nothing allocated. */
 static void running_out_of_memory_leaks_nothing(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* Every kind of device has every column: other rooms test for no kind, so they would not notice. */
+/* Every kind of device has every column. Other rooms don't test for kinds, so they would not notice a missing one. */
 #include <string.h>
 
 #include "device/device.h"
@@ -39,7 +39,7 @@ static void every_row_has_its_texts_and_functions(void **state)
     }
 }
 
-/* A driver's table holds functions only, so that new columns are checked too. */
+/* A driver's table holds only functions. The test scans it as an array, so it checks new columns too. */
 static void a_driver_has_every_function_and_the_host_has_none(void **state)
 {
     (void)state;
@@ -71,7 +71,7 @@ static void every_kind_has_one_row(void **state)
     }
     assert_string_equal(ms_device_kind_name(MS_DEVICE_KIND_COUNT), "unknown");
     assert_true(ms_device_host_is_device(MS_DEVICE_KIND_COUNT));
-    assert_true(ms__device_kinds[0]->host_is_device); /* the order of texts */
+    assert_true(ms__device_kinds[0]->host_is_device); /* texts list the host first */
 }
 
 static void an_unknown_kind_is_refused_by_its_name(void **state)
@@ -88,7 +88,7 @@ static void blocks_are_rounded_as_the_allocators_do(void **state)
 {
     (void)state;
     const ms__device_kind *cpu = ms__device_kind_of(MS_DEVICE_CPU), *cuda = ms__device_kind_of(MS_DEVICE_CUDA);
-    assert_int_equal(cpu->rounded(1000), 1000); /* libc's: counted unrounded */
+    assert_int_equal(cpu->rounded(1000), 1000); /* from libc, so not rounded */
     assert_int_equal(cpu->rounded(MS__MAP_MIN_BYTES + 1), MS__MAP_MIN_BYTES + MS__PAGE_BYTES);
     assert_int_equal(cuda->rounded(0), 0);
     assert_int_equal(cuda->rounded(1), 512);
@@ -123,7 +123,7 @@ static void a_description_knows_the_kind_of_its_device(void **state)
     assert_int_equal(ms_hardware_device_kind(&machine), MS_DEVICE_CUDA);
     assert_false(ms_hardware_host_is_device(&machine));
     assert_ptr_equal(ms_hardware_gpu(&machine), &machine.gpu[1]);
-    machine.gpu_count = 1; /* a GPU without a description */
+    machine.gpu_count = 1; /* the second GPU has no description now */
     assert_false(ms_hardware_host_is_device(&machine));
     assert_null(ms_hardware_gpu(&machine));
 }

@@ -38,9 +38,9 @@ void twins_close(twin twins[TENSORS], ms_optimizer_stream *stream);
 
 /* Finite values of the tensor's own type. */
 void twin_fill(const twin *t, void *values, uint64_t seed);
-/* A new gradient, and the step of the state in memory. */
+/* Makes a new gradient and steps the state in memory. */
 void twin_step_memory(twin *t, uint64_t step);
-/* One round over all on disk; the first failure. */
+/* Runs one round over all states on disk; returns the first failure. */
 int twins_step_disk(ms_optimizer_stream *stream, twin *twins, size_t count, ms_error *err);
 
 void twin_assert_parameters(const twin *t);

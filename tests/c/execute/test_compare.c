@@ -1,6 +1,6 @@
 /*
- * The promises of ms_frame_mark() and ms_frame_compare(): a replay that gives other values is found, whatever the layout
- * of the tensor, and its layer is held.
+ * The promises of ms_frame_mark() and ms_frame_compare(): they detect a replay with different values, whatever the
+ * tensor's layout, and its layer is held.
  */
 #include <math.h>
 
@@ -148,7 +148,7 @@ static void other_values_are_found_in_later_steps_too(void **state)
     expect_others(f, &floats, before, now);
 }
 
-/* The first replay is compared whole: an element that is no sample is missed later only. */
+/* The first replay is compared whole. Later ones are compared by samples, which can miss an element. */
 static void one_other_element_holds_the_layer(void **state)
 {
     fixture *f = *state;
@@ -174,7 +174,7 @@ static void rounding_holds_the_layer_without_an_error(void **state)
     assert_int_equal(held(f), 1);
 }
 
-/* Rows 0, 2, 4 ... of a table, in the order of columns: what lies between is not the tensor's. */
+/* The tensor is a view of rows 0, 2, 4 ... of a table, column by column; the rows between don't belong to it. */
 static void only_the_elements_of_a_view_count(void **state)
 {
     fixture *f = *state;

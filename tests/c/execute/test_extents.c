@@ -108,7 +108,7 @@ static void settle(fixture *f)
     } while (stats.storing_bytes > 0);
 }
 
-/* Takes the bytes and says whether they are those of `seed`. */
+/* Takes the bytes; returns whether they are those of `seed`. */
 static bool take(fixture *f, ms_extent *extent, uint64_t *mark, unsigned seed)
 {
     void *memory;
@@ -176,7 +176,7 @@ static void one_extent_serves_every_handle_of_a_version(void **state)
     uint64_t first = 0, second = 0;
     assert_true(take(f, extent, &first, 5));
     ms_extent_drop(f->execute, extent, first);
-    assert_int_equal(f->host.live_storages, 1); /* the other handle has not taken yet */
+    assert_int_equal(f->host.live_storages, 1); /* the other handle still needs the bytes */
     assert_true(take(f, extent, &second, 5));
     assert_int_equal(f->host.obtained, 1);
     ms_extent_drop(f->execute, extent, second);
@@ -247,8 +247,8 @@ static void fetches_run_ahead_in_reverse_within_their_window(void **state)
     assert_int_equal(f->host.obtained, 8);
 }
 
-/* Autograd unpacks an operator's tensors in the order of saving, its input first: the output of the
- * layer before, which that layer may have saved too. */
+/* Autograd unpacks an operator's tensors in the order of saving, its input first. The input is the output
+ * of the layer before, which may have saved it too. */
 static void a_layers_own_extents_are_fetched_before_other_layers(void **state)
 {
     fixture *f = *state;
@@ -488,7 +488,7 @@ static void a_read_that_fails_is_an_error_and_hands_nothing_out(void **state)
     }
 }
 
-/* The tier's lanes are paused in between, so that everything is certainly in flight. */
+/* Pauses or resumes the tier's lanes; while they are paused, every transfer stays in flight. */
 static void hold(fixture *f, bool is_held)
 {
     if (is_held) {
@@ -505,7 +505,7 @@ static uint64_t written_bytes(fixture *f)
     return stats.written_bytes;
 }
 
-/* An exception in forward: the graph is freed, and with it every handle. */
+/* An exception in forward frees the graph, and with it every handle. */
 static void a_store_without_handles_is_cancelled(void **state)
 {
     fixture *f = *state;
@@ -528,7 +528,7 @@ static void a_store_without_handles_is_cancelled(void **state)
     ms_extent_drop(f->execute, again, mark);
 }
 
-/* An exception in backward: fetched-ahead extents are released. */
+/* An exception in backward releases the extents that were fetched ahead. */
 static void a_fetch_without_handles_is_cancelled(void **state)
 {
     fixture *f = *state;

@@ -124,7 +124,7 @@ static bool chosen(fixture *f, ms_frame *frame, uintptr_t identity, uint64_t byt
     return is_dropped;
 }
 
-/* Slots are recognised by order and bytes, also if the call saves one less or more. */
+/* Slots are recognised by order and bytes, even if the call saves one fewer or one more. */
 static void selective_calls_drop_the_planned_slots(void **state)
 {
     fixture *f = *state;
@@ -139,9 +139,9 @@ static void selective_calls_drop_the_planned_slots(void **state)
     ms_plan plan = {.entries = entries, .entry_count = 2, .selections = &selection, .selection_count = 1};
     assert_ms_ok(ms_execute_set_plan(f->execute, &plan, &f->err), f->err);
     ms_frame *frame = enter(f, layer_of(f, "a"), false);
-    /* Without a tier: the same set, and the rest stays. */
+    /* Without a tier, the technique has the same set and the rest stays. */
     assert_int_equal(ms_frame_technique(frame), MS_TECHNIQUE_SELECTIVE_2);
-    assert_ms_ok(ms_execute_set_plan(f->execute, NULL, &f->err), f->err); /* an open frame keeps its own */
+    assert_ms_ok(ms_execute_set_plan(f->execute, NULL, &f->err), f->err); /* an open frame keeps its plan */
     assert_false(chosen(f, frame, 0x10, 100));
     assert_true(chosen(f, frame, 0x20, 200));
     assert_false(chosen(f, frame, 0x30, 7)); /* not in the plan */
@@ -150,7 +150,7 @@ static void selective_calls_drop_the_planned_slots(void **state)
     assert_false(chosen(f, frame, 0x50, 200));
     ms_execute_leave(f->execute, 1);
     assert_ms_ok(ms_execute_set_plan(f->execute, &plan, &f->err), f->err);
-    frame = enter(f, layer_of(f, "b"), false); /* without a selection: all */
+    frame = enter(f, layer_of(f, "b"), false); /* without a selection, all are dropped */
     assert_true(chosen(f, frame, 0x10, 1));
     ms_execute_leave(f->execute, 1);
 }
@@ -222,7 +222,7 @@ static void watched_calls_have_frames_although_they_are_kept(void **state)
 
 /* ---- slots and replays ------------------------------------------------------------ */
 
-/* A closed frame with `count` slots, slot 1 being kept. */
+/* A closed frame with `count` slots, of which slot 1 is kept. */
 static ms_frame *saved_frame(fixture *f, uint32_t count)
 {
     plan_of(f, NULL, 0, RECOMPUTE);
@@ -251,7 +251,7 @@ static void put(fixture *f, ms_frame *frame, uint32_t slot)
     ms_frame_put(f->execute, frame, slot, memory);
 }
 
-/* Plays a replay to its early end; returns the number of saves. */
+/* Runs a replay to its early end; returns the number of saves. */
 static uint32_t replay(fixture *f, ms_frame *frame)
 {
     ms_record record = record_2x3();
@@ -386,13 +386,13 @@ static void steps_end_where_they_should(void **state)
     assert_int_equal(step, 2);
     assert_true(step_ns > 0);
     assert_int_equal(ms_execute_plan_steps(f->execute), 2);
-    /* A second optimizer after the same backward ends no step of its own; one after a forward does. */
+    /* A second optimizer after the same backward doesn't end another step; after another forward it does. */
     assert_false(ms_execute_boundary(f->execute, MS_BOUNDARY_ANOTHER_OPTIMIZER, &step, &step_ns));
     enter_root(f, false);
     ms_execute_leave_root(f->execute, 1, false);
     assert_true(ms_execute_boundary(f->execute, MS_BOUNDARY_ANOTHER_OPTIMIZER, &step, &step_ns));
     assert_int_equal(step, 3);
-    /* The same optimizer again: its forward may not have been reported. */
+    /* A second call of the same optimizer ends a step: the forward before it may not have been reported. */
     assert_true(ms_execute_boundary(f->execute, MS_BOUNDARY_OPTIMIZER, &step, &step_ns));
     assert_int_equal(step, 4);
     replay(f, first);

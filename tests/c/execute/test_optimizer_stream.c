@@ -128,7 +128,7 @@ static void space_and_buffers_are_bounded_and_freed(void **state)
     (void)state;
     ms_error err = {0};
     ms_optimizer_stream_stats stats;
-    /* The state and hardly more than the buffers: outdated versions are freed. */
+    /* The cap has room for the state and one chunk, so outdated versions must be freed. */
     enum { MANY = 8 }; /* more chunks than buffers */
     uint64_t bytes = MANY * (twin_counts[0] + twin_counts[1] + twin_counts[2]) * 8;
     ms_optimizer_stream *stream = twin_stream(bytes + (MS_OPTIMIZER_CHUNK_BYTES + (1 << 20)));
@@ -155,8 +155,8 @@ static void space_and_buffers_are_bounded_and_freed(void **state)
 
 /* ---- failures -------------------------------------------------------------------------- */
 
-/* In the second step the nth operation of a kind fails. Either it has no effect (`code` is MS_OK), or
- * the step may fail with `code` and is repeated: the bits equal those in memory. */
+/* The nth operation of a kind fails in the second step. Either that has no effect (`code` is MS_OK), or
+ * the step may fail with `code` and is repeated. Afterwards the bits equal those in memory. */
 static void a_fault_changes_no_number(ms_fault kind, int system_errno, int code)
 {
     uint64_t fired = 0, failed = 0;

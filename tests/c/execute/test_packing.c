@@ -66,7 +66,7 @@ static int close_fixture(void **state)
     return 0;
 }
 
-/* 0.0 or 1.25, chosen by an index. */
+/* 0.0 or 1.25, depending on the index. */
 static float mask_value(uint64_t index)
 {
     return index * UINT64_C(0x9E3779B97F4A7C15) >> 60 < 3 ? 0.0f : 1.25f;
@@ -249,7 +249,7 @@ static void say_of_known(fixture *f, ms_technique technique, bool packed)
     open_frame(f, "layer");
 }
 
-/* Reports storages to the frame in order, as autograd saves them. Identities are live storages'. */
+/* Reports storages to the frame in the order in which autograd saves them. All are live, so identities differ. */
 static void save_all(fixture *f, ms_extent *extents[KNOWN_SLOTS])
 {
     storage *items[KNOWN_SLOTS];
@@ -275,7 +275,7 @@ static void a_plan_that_moves_nothing_packs_what_it_names(void **state)
     assert_non_null(f->frame);
     assert_true(ms_frame_packs(f->frame));
     save_all(f, saved);
-    /* The plan says nothing of the first and moves nothing; the last must stay. */
+    /* The plan doesn't mention the first storage and moves none; the last must stay. */
     assert_null(saved[0]);
     assert_null(saved[2]);
     assert_true(ms_extent_is_packed(saved[1]));

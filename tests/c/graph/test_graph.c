@@ -303,7 +303,7 @@ static void a_profile_that_nothing_uses_is_refused(void **state)
     ms_graph_free(graph);
 }
 
-/* Faults that no document can have, because the reader refuses them first. */
+/* Faults that only graphs built in memory can have: the reader refuses such documents earlier. */
 static void built_graphs_are_checked_too(void **state)
 {
     (void)state;
@@ -371,8 +371,8 @@ static int read_copy_write(void)
     return rc;
 }
 
-/* Allocations of the JSON parser alone, which come first. jansson's lexer does not survive a failure in a long
- * text, so these are skipped. */
+/* The number of allocations of the JSON parser, which come first. The test skips them, because jansson's lexer doesn't
+ * survive a failed allocation in a long text. */
 static uint64_t parser_allocations(void)
 {
     json_t *tree;

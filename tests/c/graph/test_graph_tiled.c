@@ -1,4 +1,4 @@
-/* Layers get their programs in tiles from a graph traced in tiles; graphs of different steps add nothing. */
+/* ms_graph_add_tiled() adds layers' programs in tiles from a graph traced in tiles, and nothing from another step's. */
 #include <errno.h>
 
 #include "memscale/graph.h"
@@ -21,8 +21,8 @@ static int disarm(void **state)
     return 0;
 }
 
-/* A root node, two calls of one layer, a root node: %s of them are the layer's inner bytes, the
- * order in which the calls bind gradients of output and input, and a storage's bytes. */
+/* A root node, two calls of one layer, a root node. The parameters: the bytes of the layer's inner storage, the order
+ * in which each call binds the gradients of output and input, the layer's programs, and a storage's bytes. */
 #define GRAPH(inner, first, second, layer, bytes) \
     "{\"version\":1,\"model\":\"Toy\",\"signature\":\"x\",\"source\":\"static\"," \
     "\"residents\":{\"parameter_bytes\":100,\"trainable_bytes\":60,\"buffer_bytes\":12," \
@@ -48,11 +48,11 @@ static int disarm(void **state)
     "{\"name\":\"h\",\"kind\":\"layer\",\"call\":1,\"flags\":[],\"profile\":1,\"externals\":[1,2," second "]}," \
     "{\"name\":\"\",\"kind\":\"root\",\"call\":1,\"flags\":[],\"profile\":2,\"externals\":[2,3]}]}"
 
-/* Gradient of output 2, of input 3. */
+/* Local storage 2 is the gradient of the output, 3 that of the input. */
 #define WHOLE \
     "\"forward\":[[\"alloc\",4],[\"save\",4],[\"free\",4],[\"alloc\",1],[\"free\",0]]," \
     "\"backward\":[[\"need\",4],[\"alloc\",3],[\"drop\",4],[\"free\",2]]"
-/* The same the other way round, and the inner storage is freed at once. */
+/* As above with 2 and 3 exchanged; the inner storage is freed at once. */
 #define TILED \
     "\"forward\":[[\"save\",0],[\"alloc\",4],[\"free\",4],[\"alloc\",1],[\"free\",0]]," \
     "\"backward\":[[\"need\",0],[\"alloc\",2],[\"drop\",0],[\"free\",3]]"
@@ -168,7 +168,7 @@ static void an_impossible_call_in_tiles_is_refused(void **state)
     graph->profiles[3].storage_bytes[2] = 33;
     assert_refused(graph, 1, 4, "the profile 33");
     graph->profiles[3].storage_bytes[2] = 32;
-    graph->profiles[3].backward[3].kind = MS_EVENT_ALLOC; /* sound by itself, not in this step */
+    graph->profiles[3].backward[3].kind = MS_EVENT_ALLOC; /* sound alone, but not in this step */
     assert_refused(graph, 1, 4, "alloc");
     ms_graph_free(graph);
 }

@@ -105,12 +105,12 @@ static void inputs_that_keep_growing_are_traced_ahead(void **state)
     (void)state;
     static const char *const known[] = {"x:int64[4,64],y:int64[4,63]", "x:int64[4,66],y:int64[4,65]", "z:int64[4,1]",
                                         "x:int64[4,68],y:int64[4,67]", "x:int64[4,200],y:int64[4,1]"};
-    assert_null(ms_signature_ahead(known, 3, "x:int64[4,68],y:int64[4,67]")); /* two are smaller */
+    assert_null(ms_signature_ahead(known, 3, "x:int64[4,68],y:int64[4,67]")); /* two known ones are smaller */
     char *ahead = ms_signature_ahead(known, 5, "x:int64[4,70],y:int64[4,69]");
     assert_string_equal(ahead, "x:int64[4,82],y:int64[4,81]");
     ms_free(ahead);
     assert_null(ms_signature_ahead(known, 5, "x:int32[4,70],y:int64[4,69]"));
-    assert_null(ms_signature_ahead(known, 4, "x:int64[3,70],y:int64[3,69]")); /* the rows are fewer */
+    assert_null(ms_signature_ahead(known, 4, "x:int64[3,70],y:int64[3,69]")); /* fewer rows */
     assert_null(ms_signature_ahead(NULL, 0, "x:int64[4]"));
 }
 

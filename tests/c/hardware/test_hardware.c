@@ -371,7 +371,7 @@ static void the_baseline_is_the_current_memory(void **state)
     ms_error err;
     ms__resident resident;
     assert_ms_ok(ms_hardware_parse(example, &machine, &err), err);
-    /* On the CPU: resident memory, not the framework's figure; and a prior for the rest. */
+    /* On the CPU, the baseline is resident memory, not the framework's figure; the rest has assumed values. */
     assert_ms_ok(ms_hardware_set_process(&machine, -1, 5, &err), err);
     assert_ms_ok(ms__resident_read(&resident, &err), err);
     assert_int_equal(machine.device, -1);
@@ -380,11 +380,11 @@ static void the_baseline_is_the_current_memory(void **state)
     assert_true(machine.process.scratch_bytes > machine.process.reserve_bytes && machine.process.reserve_bytes > 0);
     assert_in_range(machine.process.products_bytes, 1,
                     machine.process.scratch_bytes - machine.process.reserve_bytes - 1);
-    /* On a GPU: the framework's allocations there. */
+    /* On a GPU, the baseline is the framework's allocations. */
     assert_ms_ok(ms_hardware_set_process(&machine, 0, 5, &err), err);
     assert_int_equal(machine.device, 0);
     assert_int_equal(machine.process.baseline_bytes, 5);
-    /* Two handles' workspaces of cuBLAS and splits of blocks, none of it expected. */
+    /* Workspaces of two cuBLAS handles, and splits of blocks: reserved, but not expected. */
     assert_int_equal(machine.process.scratch_bytes, 2 * 8519680 + (8 << 20));
     assert_int_equal(machine.process.reserve_bytes, machine.process.scratch_bytes);
     /* A device that does not exist changes nothing. */

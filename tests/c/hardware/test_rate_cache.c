@@ -1,6 +1,6 @@
 /*
- * The promises of the rate cache in probe.h: whatever lies where its file should be, a run is neither held up nor misled,
- * and the next save puts it right.
+ * The promises of the rate cache in probe.h: whatever is at its file's path, a run neither waits nor uses wrong rates,
+ * and the next save repairs the file.
  */
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -54,7 +54,7 @@ static int remove_cache(void **state)
     return system(command);
 }
 
-/* Nothing is read from there, and a save makes a file of it. */
+/* A load finds no rates at the path, and a save replaces whatever is there by a file. */
 static void expect_refused_and_replaced(void)
 {
     struct stat info;
@@ -121,7 +121,7 @@ static void absurd_rates_are_not_used(void **state)
     }
 }
 
-/* A reader beside two writers finds the one's or the other's file, never a part. */
+/* A reader during two writers' saves finds one writer's whole file, never a part. */
 static void two_writers_leave_a_whole_file(void **state)
 {
     (void)state;

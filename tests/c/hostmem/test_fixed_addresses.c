@@ -1,5 +1,5 @@
-/* A program at fixed addresses, such as Debian's Python: if its code takes the address of a libc
- * function, its stub is that function's address, also for dlsym(). */
+/* In a program at fixed addresses, such as Debian's Python, code that takes the address of a libc
+ * function makes the program's stub the function's address everywhere, also for dlsym(). */
 #include "fake.h"
 
 static void the_program_has_stubs(void **state)

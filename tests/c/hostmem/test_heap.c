@@ -158,7 +158,7 @@ static void the_oldest_maps_leave_the_cache_first(void **state)
     ms_hostmem_release(blocks[3]);
     ms_hostmem_release(blocks[1]);
     assert_int_equal(stats_now().cached_bytes, 10 * MIB);
-    void *large = ms_hostmem_alloc(9 * MIB); /* 3 MiB too many: the map freed first goes */
+    void *large = ms_hostmem_alloc(9 * MIB); /* 3 MiB above the ceiling: the oldest cached map goes */
     assert_int_equal(stats_now().cached_bytes, 7 * MIB);
     assert_int_equal(stats_now().live_bytes, 9 * MIB);
     uint64_t reused = stats_now().reused_count;
@@ -173,8 +173,8 @@ static void the_oldest_maps_leave_the_cache_first(void **state)
     assert_true(stats_now().cached_bytes <= 8 * MIB);
 }
 
-/* The block freed first, of 30 MiB, loses the 6 MiB needed from its end; its next user has room for
- * them. */
+/* The oldest cached block, of 30 MiB, loses its last 6 MiB because they are needed. Its next user still
+ * has room for the whole block. */
 static void a_block_larger_than_needed_loses_its_end(void **state)
 {
     (void)state;
@@ -247,7 +247,7 @@ static void peaks_hold_until_reset(void **state)
     ms_hostmem_release(c);
 }
 
-/* The test's model: the header's promises, in the plainest way. */
+/* The test's model: the header's promises, implemented as simply as possible. */
 enum { MODEL_BLOCKS = 64, MODEL_STEPS = 20000 };
 
 typedef struct model {

@@ -176,7 +176,7 @@ static void a_library_without_slots_gets_mallopt(void **state)
         library.free(blocks[i]);
     }
     ms_hostmem_uninstall();
-    if (!TEST_OWN_ALLOCATOR) { /* and it is undone */
+    if (!TEST_OWN_ALLOCATOR) { /* uninstalling restores mallopt()'s setting */
         blocks[0] = fake_alloc(&library, MIB + 4096);
         assert_int_equal(((size_t *)blocks[0])[-1] & 2, 0);
         library.free(blocks[0]);
@@ -277,7 +277,7 @@ static void users_are_counted(void **state)
     assert_serves_blocks(&library);
     ms_hostmem_uninstall();
     assert_true(are_slots_restored(&library));
-    ms_hostmem_uninstall(); /* a call too many does nothing */
+    ms_hostmem_uninstall(); /* an extra call does nothing */
     install_into(&library);
     assert_serves_blocks(&library);
     ms_hostmem_uninstall();
@@ -307,7 +307,7 @@ static void free_stays_until_the_last_block_is_gone(const char *variable)
     char *second = fake_alloc(&library, 3 * MIB);
     library.free(fake_alloc(&library, 4 * MIB));
     assert_int_equal(stats_now().cached_bytes, 4 * MIB);
-    void *buffer = ms_hostmem_alloc(MIB); /* a library buffer: does not keep the slot */
+    void *buffer = ms_hostmem_alloc(MIB); /* a buffer of the library: doesn't keep `free` hooked */
     ms_hostmem_uninstall();
 
     ms__got_slot memalign_slot = slot_of(&library, "posix_memalign");

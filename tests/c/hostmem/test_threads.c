@@ -1,5 +1,5 @@
-/* Many threads at once: blocks freed by other threads than allocated them, a moving ceiling, slots
- * taken and restored, and forks meanwhile. Run under TSan and ASan. */
+/* Many threads at once: threads free blocks that others allocated, the ceiling moves, slots are taken
+ * and restored, and the process forks. Run under TSan and ASan. */
 #include <stdatomic.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>

@@ -1,6 +1,6 @@
 /*
- * A history keeps a run of any length from its first step on, in bounded memory, and loses neither a peak nor
- * a sum; counters have names with base units.
+ * A history covers a run of any length from its first step on, in bounded memory, and loses no peak and no sum.
+ * Counters have names with base units.
  */
 #include "memscale/observability.h"
 #include "test_common.h"

@@ -157,7 +157,7 @@ void pages_free(unsigned char *pages, uint64_t bytes)
     munmap(pages, bytes);
 }
 
-/* Host memory to write to in place of `memory`; put_back() copies it there. */
+/* Host memory to write to instead of `memory`; put_back() copies its bytes to `memory`. */
 static unsigned char *stand_in(unsigned char *memory, uint64_t bytes)
 {
     unsigned char *host = tested->from_device ? malloc(bytes) : memory;
@@ -306,7 +306,7 @@ static size_t count_once(void)
     return count;
 }
 
-/* A listing may end early if a thread ends meanwhile: two equal counts are right. */
+/* A listing may be incomplete if a thread ends meanwhile, so it counts until two counts agree. */
 size_t count_threads_now(void)
 {
     size_t count = count_once(), before;
@@ -388,7 +388,7 @@ static int run_on(const backend_case *backend, const char *topic, const struct C
     char name[128];
     tested = backend;
     if (tested->from_device) {
-        the_double(); /* before the library looks for a driver */
+        the_double(); /* loads the double before the library looks for a driver */
     }
     snprintf(name, sizeof name, "%s on %s", topic, tested->name);
     return _cmocka_run_group_tests(name, tests, count, NULL, NULL);

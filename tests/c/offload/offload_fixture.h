@@ -19,7 +19,7 @@ typedef struct backend_case {
     bool no_direct_io;
     bool from_device; /* pages are the double's device memory */
     bool no_pinning;  /* its driver refuses to register any */
-    bool compresses;  /* every piece that gets smaller; pattern() does */
+    bool compresses;  /* every piece that gets smaller, as pattern()'s bytes do */
 } backend_case;
 
 /* The backend that the tests run on now. */
@@ -32,9 +32,9 @@ extern char spill_dir[4096];
 size_t backend_number(void);
 void choose_backend(size_t number, const char *dir);
 
-/* Private slots of the threads in that case. */
+/* The number of the threads' private slots on the current backend. */
 uint64_t tested_private_slots(uint32_t pieces);
-/* Skips the test if pages are a device's. */
+/* Skips the test if pages are device memory. */
 #define HOST_MEMORY_ONLY() \
     do { \
         if (tested->from_device) { \
@@ -45,12 +45,12 @@ uint64_t tested_private_slots(uint32_t pieces);
 /* Options of the current backend: no cap, 8 slots of 64 KiB, two pieces at a time. */
 ms_offload_options small_options(void);
 
-/* For the next engine that opens: its file system has no O_TMPFILE. */
+/* Makes the next engine open as on a file system without O_TMPFILE. */
 void refuse_unnamed_files(void);
 ms_offload *open_engine(const ms_offload_options *options);
 
-/* Page-aligned memory of whole pages, the device's if the backend is a GPU's: only these functions
- * touch it. pattern() fills it from `seed`, fill() with one byte. */
+/* Page-aligned memory of whole pages; device memory if the backend is a GPU's, so only these functions
+ * may touch it. pattern() fills it from `seed`, fill() with one byte. */
 unsigned char *pages_new(uint64_t bytes);
 void pages_free(unsigned char *pages, uint64_t bytes);
 void fill(unsigned char *memory, int value, uint64_t bytes);
@@ -62,12 +62,12 @@ bool has_pattern(const unsigned char *memory, uint64_t bytes, uint64_t seed);
  * failure. */
 void assert_engine_works(ms_offload *engine);
 
-/* Entries of a directory, "." and ".." aside. */
+/* Entries of a directory, without "." and "..". */
 size_t count_entries(const char *dir);
 /* Entries of /proc/self/fd. */
 size_t count_fds(void);
 /* Entries of /proc/self/task, without the kernel's threads and ended ones: an entry disappears a
- * little after its thread was joined. The second waits, with a limit, for the count to be `expected`. */
+ * little after its thread was joined. count_threads() waits, with a limit, until there are `expected`. */
 size_t count_threads_now(void);
 size_t count_threads(size_t expected);
 
@@ -96,14 +96,14 @@ typedef struct double_api {
     int (*stream_synchronize)(void *stream);
 } double_api;
 const double_api *the_double(void);
-/* Around calls that need a context: device 0's. */
+/* Make device 0's context current for the calls between them. */
 void enter_device(void);
 void leave_device(void);
 
 /* Runs the tests once per backend that this machine allows; returns the number of failures. Every
  * test starts and must end with no fault armed and no memory of the library in use. */
 int run_on_every_backend(const char *topic, const struct CMUnitTest *tests, size_t count);
-/* The same on the one of this name. */
+/* Runs the tests on the backend of this name only. */
 int run_on_backend(const char *name, const char *topic, const struct CMUnitTest *tests, size_t count);
 
 /* cmocka's setup and teardown of each test: see run_on_every_backend(). */

@@ -1,6 +1,6 @@
 /*
- * Pauses an engine's lanes, as a fork does, so that a test can examine transfers that are
- * certainly in flight; or waits until one is in a lane.
+ * Pauses an engine's lanes, as a fork does, so that transfers stay in flight while a test examines
+ * them; or waits until a transfer is in a lane.
  */
 #ifndef MS_TEST_OFFLOAD_HOLD_H
 #define MS_TEST_OFFLOAD_HOLD_H
@@ -9,7 +9,7 @@
 
 #include "offload/engine.h"
 
-/* Pieces in lanes end first; what is queued stays queued. */
+/* Waits for the pieces in lanes; queued ones stay queued. */
 static inline void hold_lanes(ms_offload *engine)
 {
     ms__mutex_lock(&engine->lock);
@@ -28,7 +28,7 @@ static inline void release_lanes(ms_offload *engine)
     ms__mutex_unlock(&engine->lock);
 }
 
-/* Waits until a lane has taken a piece; busy machines need longer than a short deadline. */
+/* Waits until a lane has taken a piece, which can take longer than a short deadline on a busy machine. */
 static inline void wait_for_lane(ms_offload *engine)
 {
     for (bool is_taken = false; !is_taken;) {

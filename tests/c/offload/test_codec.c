@@ -1,5 +1,5 @@
-/* codec.h: decompressed bytes equal the original, for all numbers; damage is detected or gives
- * other bytes, and never writes beyond the data. */
+/* codec.h: decompressed bytes equal the original for all kinds of numbers. Damage is detected or gives
+ * other bytes, but never causes a write beyond the data. */
 #include "test_common.h"
 
 #include <errno.h>
@@ -86,7 +86,7 @@ static void make_noise(uint64_t bytes)
 typedef struct kind {
     const char *name;
     void (*make)(uint64_t bytes);
-    uint64_t least_percent; /* of its size, for 1 MiB of it, compressed: 100 if nothing is gained */
+    uint64_t least_percent; /* compressed size of 1 MiB of it; 100: not compressible */
     uint64_t most_percent;
 } kind;
 

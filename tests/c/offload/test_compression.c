@@ -1,11 +1,11 @@
-/* Compression on the way to the tier: on if the link is slow and the bytes get smaller, off
- * otherwise, and logged. The tests that run on the backend "compressed file" too check that
- * bytes come back exactly, also under faults. */
+/* Compression on the way to the tier is on if the link is slow and the bytes get smaller, else off, and
+ * the choice is logged. All tests that also run on the backend "compressed file" check that bytes come
+ * back exactly, even under faults. */
 #include "offload_calls.h"
 
 #include "offload/engine.h"
 
-/* A link slower than a codec under a sanitizer, on a processor that pauses midway. */
+/* SLOW is slower than the codec, even under a sanitizer on a processor that pauses midway. */
 #define SLOW UINT64_C(1000)
 #define FAST UINT64_C(50000000000)
 
@@ -130,7 +130,7 @@ static void incompressible_pieces_are_moved_uncompressed(void **state)
     ms_offload_close(engine);
 }
 
-/* A piece is compressed if that takes less time than the link then saves. */
+/* A piece is compressed if the codec takes less time than the smaller transfer saves. */
 static void a_piece_is_compressed_only_if_that_saves_time(void **state)
 {
     (void)state;
@@ -215,7 +215,7 @@ static void the_tests_pattern_gets_smaller(void **state)
     ms_offload_close(engine);
 }
 
-/* Runs before the library is loaded. */
+/* Must run before any test that loads the library. */
 static void without_the_library_the_engine_works_and_logs_it(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
-/* What only a GPU's engine has: order with the caller's streams both ways, the ladder from pinned
- * memory to disk, driver failures. Also checks the double that the other tests rely on: it finds
- * each missing wait. */
+/* Features of a GPU's engine only: transfers ordered with the caller's streams in both directions, the
+ * ladder from pinned memory to disk, and failures of the driver. The tests also check that the double,
+ * on which others rely, detects each missing wait. */
 #include "offload_fixture.h"
 #include "offload_hold.h"
 
@@ -82,8 +82,8 @@ static void wait_ok(ms_offload *engine, ms_ticket ticket)
 
 /* ---- order --------------------------------------------------------------------- */
 
-/* Written, stored, overwritten; fetched into memory that was just in use, and read. Only the events
- * order it. */
+/* Writes memory, stores it, overwrites it, fetches the bytes into memory that was just in use, and reads
+ * them. Only events order these operations. */
 static void a_step(ms_offload *engine, void *stream, unsigned char *memory, unsigned char *landing, uint64_t seed)
 {
     ms_error err = {0};
@@ -120,15 +120,15 @@ static void bytes_are_right_on_any_stream_and_delay(void **state)
     pages_free(landing, AREA);
 }
 
-/* The following races on purpose, so the thread sanitizer would report it. */
+/* Skips a test that races on purpose, because the thread sanitizer would report it. */
 #if defined(__SANITIZE_THREAD__)
 #define RACES_ON_PURPOSE() skip()
 #else
 #define RACES_ON_PURPOSE() (void)0
 #endif
 
-/* The same step with the wrong stream: the caller's work is not ordered, and the double reports it
- * although nothing went wrong in time. */
+/* A step that names the wrong stream doesn't order the caller's work. The double reports that, even if no
+ * access actually came too early. */
 static void a_store_after_the_wrong_stream_is_found(void **state)
 {
     (void)state;

@@ -206,7 +206,7 @@ static void a_flipped_bit_never_arrives(void **state)
     each_read_can_fail(MS_FAULT_FLIP, 0, MS_ECHECKSUM, "differ from the stored ones");
 }
 
-/* Changes a stored byte behind the engine's back. */
+/* Changes a stored byte without the engine's knowledge. */
 static void corrupt(ms_offload *engine, ms_ticket ticket, uint64_t offset)
 {
     const ms__ticket *record = ms__tickets_find(&engine->tickets, ticket);
@@ -382,7 +382,7 @@ static void a_spill_file_that_had_a_name_leaves_none(void **state)
         int rc = ms_offload_open(&options, &engine, &err);
         fired = ms_fault_passed(MS_FAULT_SYSTEM) >= nth;
         ms_fault_disarm_all();
-        assert_ms_ok(rc, err); /* a second attempt removes the name; the other calls are optional */
+        assert_ms_ok(rc, err); /* unlink() is tried twice, and the other calls are optional */
         assert_int_equal(count_entries(spill_dir), names);
         assert_engine_works(engine);
         ms_offload_close(engine);
@@ -430,14 +430,14 @@ static void a_store_fails_cleanly_without_memory_or_room(void **state)
     }
 }
 
-/* The first engine of a process: without handlers for fork and exit none opens. */
+/* No engine opens in a process without handlers for fork and exit. The process must have had no engine. */
 static void without_handlers_of_fork_and_exit_no_engine_opens(void **state)
 {
     (void)state;
     const ms_offload_options options = {.tier = MS_TIER_HOST, .cap_bytes = UINT64_MAX};
     ms_error err = {0};
     ms_offload *engine = NULL;
-    /* First the one fails, then, with that one installed, the other. */
+    /* First the handler for fork can't be installed, then the one for exit. */
     for (uint64_t nth = 1; nth <= 2; nth++) {
         ms_fault_arm(MS_FAULT_SYSTEM, nth, 0);
         assert_ms_fails(ms_offload_open(&options, &engine, &err), MS_ENOMEM, err, "for the handlers of fork");

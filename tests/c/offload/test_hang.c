@@ -1,6 +1,6 @@
 /* A device that does not answer, on every backend: every wait ends, the failure is reported, and
- * memory that a transfer may still touch is not freed. And a process that exits: nothing moves any
- * more when its destructors run.
+ * memory that a transfer may still touch is not freed. In a process that exits, no transfer runs any
+ * more when its destructors do.
  *
  * The device is memory whose pages are never delivered (userfaultfd): every access, by the kernel's
  * copy or the engine's, blocks until the test delivers them. A GPU is the double, whose streams
@@ -18,8 +18,8 @@
 
 enum { CANNOT_HANG = 77, TIMEOUT_MS = 60 };
 
-/* A process that exits on a busy machine: everything had moved before, or a transfer in a lane took
- * longer than an exit waits. */
+/* The exit code if a busy machine left nothing to test: all transfers had ended before the exit, or one
+ * in a lane took longer than an exit waits. */
 enum { NOTHING_TO_SEE = 78, TRIES = 20 };
 
 enum { DOUBLE = 1 << 30 };
@@ -58,7 +58,7 @@ static void begin_hanging(int device, ms_offload *engine)
     }
 }
 
-/* Answers; the remaining transfers may take as long as a busy machine needs. */
+/* Lets the device answer; from now on, transfers may take as long as a busy machine needs. */
 static void stop_hanging(int device, ms_offload *engine)
 {
     engine->timeout_ns = PATIENCE_NS;
@@ -265,7 +265,7 @@ static int exit_while_hanging(void)
     unsigned char *pages;
     ms_offload *engine = NULL;
     ms_offload_options options = small_options();
-    options.timeout_ns = 5 * PATIENCE_NS; /* too long to be what ends the exit */
+    options.timeout_ns = 5 * PATIENCE_NS; /* so long that the exit can't have waited for it */
     int device = hanging_pages(&pages, 64 * KIB);
     if (device < 0) {
         return CANNOT_HANG;

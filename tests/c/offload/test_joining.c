@@ -1,4 +1,4 @@
-/* Waiting small neighbours are stored and fetched by one request; each keeps its own result. */
+/* One request stores or fetches small neighbouring extents that wait; each has its own result. */
 #include "base/units.h"
 #include "offload_calls.h"
 #include "offload_hold.h"
@@ -21,7 +21,7 @@ static bool joins(void)
     return tested->tier == MS_TIER_DISK && !tested->from_device;
 }
 
-/* Requests for `count` waiting neighbours: one if the backend joins them. */
+/* The number of requests for `count` waiting neighbours: one if the backend joins them. */
 static uint64_t requests_for(uint64_t count)
 {
     return joins() ? 1 : count;
@@ -245,7 +245,7 @@ static void a_ticket_cancelled_before_is_not_joined(void **state)
     end(&w);
 }
 
-/* Plays a lane that takes a request; meanwhile one store is cancelled and one is dropped. */
+/* Takes a request as a lane does; meanwhile cancels one store and drops another. */
 static void a_ticket_cancelled_in_a_request_does_not_affect_the_others(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
-/* Processes with few resources: files, descriptors, memory, directories. An engine is refused with a
- * message or works; it refuses what it cannot store, keeps what it has, and the process survives.
- * Each test runs in its own process. */
+/* Processes with few resources: files, descriptors, memory, directories. Opening an engine fails with a
+ * message, or the engine works: it refuses stores that don't fit, keeps the others, and the process
+ * survives. Each test runs in its own process. */
 #include "offload_fixture.h"
 
 #include <errno.h>
@@ -70,7 +70,7 @@ static int stores_that_arrive(ms_offload *engine, int code, int system_errno)
     return arrived;
 }
 
-/* NULL if it was refused with `code` and a message. */
+/* Opens an engine; NULL if that failed with `code` and a message. */
 static ms_offload *try_open(const ms_offload_options *options, int code)
 {
     ms_error err = {0};
@@ -139,7 +139,7 @@ static void few_descriptors(void)
     }
 }
 
-/* A program without standard streams gets their numbers for its files. */
+/* In a program without standard streams, new files get their descriptors. */
 static void no_standard_input(void)
 {
     ms_offload_options options = small_options();

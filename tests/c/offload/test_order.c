@@ -2,7 +2,7 @@
 #include "offload_calls.h"
 #include "offload_hold.h"
 
-/* Plays the lanes: takes every queued piece in order and ends it without moving it. */
+/* Acts as the lanes: takes every queued piece in order and ends it without moving any byte. */
 static size_t drain(ms_offload *engine, ms_ticket *order, size_t max)
 {
     size_t count = 0;

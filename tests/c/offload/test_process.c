@@ -428,8 +428,8 @@ static void a_fork_during_transfers_disturbs_neither_side(void **state)
     }
 }
 
-/* A read in flight while its page turns copy-on-write would reach one process's copy only: tested
- * with several engines and forks from another thread. */
+/* If a page becomes copy-on-write during a read into it, the bytes would reach only one process's copy. The
+ * test uses several engines, and forks from another thread. */
 typedef struct forking {
     _Atomic bool stop;
     _Atomic int forks;

@@ -46,7 +46,7 @@ static void the_nearest_of_several_nodes_is_requested(void **state)
     assert_null(slab.address);
 }
 
-/* Whatever thread cannot start, the pages are touched. */
+/* All pages are touched, whichever thread can't be started. */
 static void a_large_range_is_touched_by_several_threads(void **state)
 {
     (void)state;

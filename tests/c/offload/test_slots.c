@@ -1,4 +1,4 @@
-/* Slots: small extents share one, and a slot is free again when all takes in it were given back. */
+/* Slots: small extents share a slot, which is free again after all its takes were given back. */
 #include "offload/slots.h"
 #include "test_common.h"
 
@@ -63,7 +63,7 @@ static void a_slot_is_free_when_all_its_takes_were_given_back(void **state)
     assert_ptr_equal(ms__slots_take(&slots, PAGE), parts[0]); /* and is filled from its start */
 }
 
-/* As many takers as if none shared; each that needs a whole slot finds one. */
+/* There may be only as many takers as without sharing, so each that needs a whole slot finds one. */
 static void there_are_no_more_takers_than_slots(void **state)
 {
     (void)state;

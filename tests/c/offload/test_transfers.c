@@ -9,8 +9,8 @@
 
 enum { AREA = 1200 * 1024 };
 
-/* Stores from `source_at` bytes into a page and fetches to `destination_at`, with the least capacity
- * or a page more; checks the contents and that nothing beyond the capacity was touched. */
+/* Stores from `source_at` bytes behind the start of a page and fetches to `destination_at`, with the least
+ * capacity plus `spare`. Checks the contents, and that no byte beyond the capacity was touched. */
 static void round_trip(ms_offload *engine, uint64_t bytes, uint64_t source_at, uint64_t destination_at, uint64_t spare)
 {
     unsigned char *source = pages_new(AREA);
@@ -238,7 +238,7 @@ static void dropping_stops_a_transfer_and_frees_its_extent(void **state)
         ms_offload_drop(engine, ticket); /* while storing, stored or fetching */
         assert_int_equal(stats_of(engine).tier_bytes, 0);
         assert_int_equal(stats_of(engine).live_tickets, 0);
-        pattern(memory, MIB, 7); /* the caller's again: a sanitizer reports if it is not */
+        pattern(memory, MIB, 7); /* the caller owns it again; a sanitizer would report a race */
     }
     assert_int_equal(stats_of(engine).storing_bytes, 0);
     assert_int_equal(stats_of(engine).fetching_bytes, 0);

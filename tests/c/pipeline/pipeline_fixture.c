@@ -11,7 +11,7 @@ ms_plan *pipeline_plan(pipeline *f)
     return plan;
 }
 
-/* Live and cached maps at their most in a step that takes what its plan expects. */
+/* The largest live + cached maps in a step that takes its plan's expected bytes. */
 uint64_t pipeline_held(const pipeline *f)
 {
     const ms_process *process = &f->hardware->process;
@@ -60,7 +60,7 @@ void pipeline_replan(pipeline *f)
     f->plan = pipeline_plan(f);
 }
 
-/* Outputs of a size that matters: the logits are returned. */
+/* Makes the outputs so large that they matter, as returned logits are. */
 void pipeline_return_logits(pipeline *f)
 {
     for (uint32_t i = 0; i < f->graph->storage_count; i++) {

@@ -24,7 +24,7 @@ void pipeline_replan(pipeline *f);
 
 /* The largest live + cached maps in a step that takes its plan's expected bytes. */
 uint64_t pipeline_held(const pipeline *f);
-/* Outputs of a size that matters: the logits are returned. */
+/* Makes the outputs so large that they matter, as returned logits are. */
 void pipeline_return_logits(pipeline *f);
 
 #endif

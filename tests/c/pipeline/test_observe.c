@@ -115,7 +115,7 @@ static void a_peak_over_the_plan_grows_scratch(void **state)
     pipeline_replan(f);
     assert_true(f->plan->replay.peak_bytes <= f->config.memory_budget_bytes);
     assert_true(f->plan->ceiling_bytes + 290 * MIB <= ceiling);
-    /* The same scratch again is as planned. */
+    /* The next step has the same scratch, as planned. */
     f->seen.peak_bytes = f->plan->replay.peak_bytes;
     f->seen.peak_held_bytes = pipeline_held(f);
     f->seen.step_ns = f->plan->replay.step_ns;
@@ -155,7 +155,7 @@ static void a_step_of_smaller_inputs_can_only_raise_scratch(void **state)
     assert_int_equal(observe_line(f, "peak"), MS_DRIFT_PEAK);
 }
 
-/* A step with another loop also corrects the memory besides its tensors. */
+/* A step that corrects the loop also corrects the memory besides tensors. */
 static void scratch_is_corrected_with_a_new_loop(void **state)
 {
     pipeline *f = *state;
@@ -183,7 +183,7 @@ static void a_small_difference_of_the_peak_is_ignored(void **state)
     assert_int_equal(observe(f), MS_DRIFT_NONE);
 }
 
-/* Memory of large products besides tensors is expected of steps that have them, until it is measured. */
+/* Until it is measured, a plan expects large products to take memory besides their tensors. */
 static void packing_buffers_are_expected_of_large_products(void **state)
 {
     pipeline *f = *state;
@@ -225,7 +225,7 @@ static void a_reserve_is_kept_free_and_not_predicted(void **state)
     assert_int_equal(read->reserve_bytes, f->plan->reserve_bytes);
     ms_plan_free(read);
     ms_free(text);
-    /* A step that used all of it is as planned; one over the budget is not. */
+    /* A step that uses the whole reserve is as planned; a step over the budget isn't. */
     f->seen.peak_bytes = f->plan->replay.peak_bytes + f->plan->reserve_bytes;
     assert_int_equal(observe(f), MS_DRIFT_NONE);
     f->seen.peak_bytes = f->config.memory_budget_bytes + 1;
@@ -233,7 +233,7 @@ static void a_reserve_is_kept_free_and_not_predicted(void **state)
     ms_plan_free(without);
 }
 
-/* The measured value is expected from then on: at a rare step, and once. */
+/* A rare step corrects the expected value to the measured one, once. */
 static void expected_scratch_is_corrected(void **state)
 {
     pipeline *f = *state;

@@ -36,8 +36,8 @@ static void assumptions_are_relaxed_only_if_nothing_fits(void **state)
     ms_graph_free(seen);
 }
 
-/* Plans of a relaxed assumption are freed: a caller that frees the plan of a failed call must find its old
- * value. */
+/* A failed call frees the plans of relaxed assumptions and leaves the caller's pointer alone, because the caller
+ * may free it. */
 static void a_failed_plan_is_not_handed_out(void **state)
 {
     pipeline *f = *state;
@@ -163,7 +163,7 @@ static ms_choices choices_of(const ms_plan *plan, uint8_t rows[2 * PLAN_NODES])
                         .read_window_bytes = plan->read_window_bytes};
 }
 
-/* Exactly the plan's storages are packed: its replay is the proof of fit. */
+/* A run packs exactly the plan's storages, so the plan's replay proves that it fits. */
 static void packed_masks_stay_within_the_budget(void **state)
 {
     (void)state;
@@ -247,7 +247,7 @@ static void a_shape_beyond_the_budget_gets_its_smallest_plan(void **state)
     assert_non_null(strstr(line, "inputs ids:int64[4,512] need"));
     assert_non_null(strstr(line, "over the budget"));
     assert_non_null(strstr(line, "the first were ids:int64[4,128]"));
-    assert_null(strstr(line, "longest")); /* both need the same: no length would fit */
+    assert_null(strstr(line, "longest")); /* both need the same bytes, so no shorter input would fit */
     ms_free(line);
     ms_plan_free(plan);
     ms_graph_free(longer);

@@ -1,6 +1,6 @@
 /*
- * Two graphs of one step: equal ones have no difference; a storage that only one of them allocates, saves or
- * sizes otherwise is named with its node, its bytes and the operator before it.
+ * Two graphs of one step: equal graphs have no difference. If only one of them allocates or saves a storage, or its
+ * sizes differ, the report names it with its node, its bytes and the operator before it.
  */
 #include "plan_fixture.h"
 

@@ -386,8 +386,8 @@ static void no_assignment_that_fits_beats_the_bound(void **state)
     }
 }
 
-/* Recomputation alone: a layer gives up its inner result for the time of its forward, and its input unless
- * the layer before keeps that. */
+/* With recomputation alone, a layer releases its inner result for the time of its forward, and its input
+ * unless the layer before keeps it. */
 static void the_bound_counts_the_cheapest_bytes(void **state)
 {
     (void)state;
@@ -398,8 +398,8 @@ static void the_bound_counts_the_cheapest_bytes(void **state)
     uint64_t need = fixture_need(&f);
     ms_plan *kept = fixture_plan_at(&f, 2 * need), *plan = fixture_plan_at(&f, need - 30 * MIB);
     uint64_t work = kept->replay.step_ns;
-    /* Of 60 MiB for 2 x 2 s, 20 for 2 x 1 s, 90 for 2 x 9 s the first is the cheapest; 30
-     * MiB of it are half of what running the forward to the last save takes. */
+    /* The layers free 60 MiB for 2 x 2 s, 20 for 2 x 1 s and 90 for 2 x 9 s, so the first is the cheapest. 30 of its
+     * 60 MiB cost half the time of its forward up to the last save. */
     uint64_t first_save_ns = 2000000000;
     uint64_t over = plan->why.lower_bound_ns - work, expected = first_save_ns / 2;
     assert_true(over + 10000 >= expected && over <= expected + 10000);

@@ -188,7 +188,7 @@ static void a_comfortable_run_leaves_room_in_the_cache(void **state)
     uint64_t budget = fixture_need(&f) * 2;
     ms_plan *plan = fixture_plan_at(&f, budget), *ample = fixture_plan_at(&f, budget * 100);
     assert_true(replay_of(&f, plan, plan->ceiling_bytes).peak_bytes <= budget);
-    /* A model of the same size has room beside it, but not all free memory is taken. */
+    /* The ceiling leaves room for another model of the same size, and doesn't take all free memory. */
     uint64_t need = replay_of(&f, ample, UINT64_MAX).peak_bytes - f.hardware->process.baseline_bytes;
     assert_true(ample->ceiling_bytes >= need * 3 / 2 && ample->ceiling_bytes <= need * 2);
     ms_plan_free(ample);
@@ -196,7 +196,7 @@ static void a_comfortable_run_leaves_room_in_the_cache(void **state)
     fixture_close(&f);
 }
 
-/* No candidate peaks lower; here, no uniform one. */
+/* No candidate has a lower peak; the test compares with uniform plans. */
 static void a_forced_run_is_planned_for_the_smallest_peak(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
 /*
  * Bit packing in the planner: its bytes and time in a replay, to the byte and the nanosecond; the tensors
- * that a plan packs at each budget; and what the plan says of them.
+ * that a plan packs at each budget; and their description in the plan.
  */
 #include "base/units.h"
 #include "plan_fixture.h"
@@ -81,7 +81,7 @@ static void only_saved_storages_are_packed(void **state)
     fixture_close(&f);
 }
 
-/* A description without the rates: an eighth and a twelfth of the rate of element-wise work. */
+/* If the description lacks the rates, they are an eighth and a twelfth of the rate of element-wise work. */
 static void unknown_rates_follow_the_memory_rate(void **state)
 {
     (void)state;
@@ -96,7 +96,7 @@ static void unknown_rates_follow_the_memory_rate(void **state)
     fixture_close(&f);
 }
 
-/* On a GPU nothing scans bytes. */
+/* Storages on a GPU are never scanned for two values. */
 static void a_gpu_packs_nothing(void **state)
 {
     (void)state;

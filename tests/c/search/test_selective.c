@@ -61,7 +61,7 @@ static void undropped_tensors_move(void **state)
 
 /* ---- sets --------------------------------------------------------------------------- */
 
-/* Saved: 0 the input, 1 made of it, 2 made of 1, 3 made of 0 by way of 4, 5 without a maker. */
+/* Saved storages: 0 is the input, 1 is made of 0, 2 of 1, 3 of 0 through the temporary 4; 5 has no maker. */
 static ms_graph *three_made(const uint64_t flops[4])
 {
     ms_graph *graph = two_layers();
@@ -109,7 +109,7 @@ static void check_set(const ms__sim_profile *profile, ms_technique technique, co
     }
 }
 
-/* The second result is cheapest, then the one by way of a temporary, then the first. */
+/* The second result is the cheapest, then the one through a temporary, then the first. */
 static void sets_end_where_the_price_jumps(void **state)
 {
     (void)state;

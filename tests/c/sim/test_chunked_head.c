@@ -82,8 +82,8 @@ static void tokens_by_vocabulary_never_exists(void **state)
     assert_false(with.peak_in_backward);
 }
 
-/* A 16-bit layer sums its weight gradient in 32 bits. The products are not told apart, so the input's
- * counts too. */
+/* A 16-bit layer sums its weight gradient in 32 bits. The simulator doesn't distinguish the two products, so it
+ * counts the input's gradient too. */
 static void a_16_bit_layer_sums_in_32(void **state)
 {
     fixture *f = *state;

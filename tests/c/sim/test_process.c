@@ -1,5 +1,5 @@
-/* The baseline of this process: steady over small changes, measured anew after large ones. Its scratch: in proportion
- * to the step until a step was measured. */
+/* The process's baseline stays over small changes and is measured again after large ones. Until a step was measured,
+ * scratch is a proportion of the step. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -90,7 +90,7 @@ static void scratch_grows_with_the_step_until_it_is_measured(void **state)
     assert_int_equal(little, 70 * MB);
 }
 
-/* A GPU that no driver describes counts with what the framework says, and moves nothing. */
+/* If no driver describes a GPU, its figures come from the framework and nothing is moved. */
 static void a_gpu_may_be_known_to_the_framework_alone(void **state)
 {
     (void)state;

@@ -269,8 +269,8 @@ static void optimizer_state_appears_at_the_end_of_the_first_step(void **state)
     ms_free(hardware);
 }
 
-/* Held by the caller's loop: gradients through the next forward, outputs until they are replaced, both
- * steps' gradients while they add up. */
+/* The caller's loop holds gradients through the next forward, outputs until they are replaced, and both steps'
+ * gradients while they are summed. */
 static void the_loops_own_bytes_count(void **state)
 {
     (void)state;
@@ -474,7 +474,7 @@ static void the_peak_on_a_gpu_bounds_any_lead_of_the_host(void **state)
         peaks[i] = result.peak_live_bytes;
     }
     assert_true(peaks[1] > peaks[0]);
-    /* With all stores in flight, all that is kept without them is there. */
+    /* While all stores are in flight, all storages are still resident, as without offloading. */
     choices.technique = kept;
     assert_ms_ok(ms_simulate(graph, hardware, &choices, &result, NULL, &err), err);
     assert_true(peaks[1] >= result.peak_live_bytes);

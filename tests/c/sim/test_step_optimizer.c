@@ -167,8 +167,8 @@ static void the_optimizers_abilities_survive_the_round_trip(void **state)
     ms_free(text);
 }
 
-/* If its caller asks for it, the optimizer does it in every plan's step, and no plan lists it as an
- * option. */
+/* If its caller asks for release, the optimizer releases gradients in every plan's step, and no plan lists it
+ * as an option. */
 static void the_callers_choices_are_part_of_every_step(void **state)
 {
     fixture *f = *state;

@@ -122,7 +122,7 @@ static void equal_layers_share_a_profile_and_different_ones_do_not(void **state)
     ms_graph *graph;
     assert_ms_ok(ms_trace_finish(trace, &graph, &err), err);
     assert_int_equal(graph->node_count, 7);
-    /* The last of the chain passes its gradient to no layer: h.0 differs from h.1 to h.4. */
+    /* h.0 passes its gradient to no layer, so it differs from h.1 to h.4. */
     uint32_t shared = graph->nodes[2].profile;
     for (uint32_t i = 2; i <= 5; i++) {
         assert_int_equal(graph->nodes[i].profile, shared);
@@ -211,7 +211,7 @@ static void a_cross_entropy_is_marked_in_both_passes(void **state)
     died(10);
     phase(MS_TRACE_BACKWARD);
     assert_ms_ok(ms_trace_loss_backward(trace, head, &err), err);
-    born(20, 64); /* of the cross entropy's node, not of the layer's, the last one */
+    born(20, 64); /* belongs to the cross entropy's node, not to the last layer's */
     unpacked(saved_rows, 0);
     born(21, 64);
     died(20);
@@ -250,7 +250,7 @@ static void the_optimizers_state_is_told_from_its_temporaries(void **state)
     born(50, 10); /* a temporary before any state exists */
     born(60, 40);
     born(61, 40);
-    died(30); /* the optimizer frees the gradient: not its own */
+    died(30); /* the optimizer frees the gradient, which isn't its own storage */
     born(51, 7);
     died(50);
     born(52, 6);
@@ -377,7 +377,7 @@ static void work_is_what_was_read_and_written(void **state)
     assert_finishes_with("\"forward\":[[\"alloc\",0],[\"work\",192,272]],\"backward\":[]");
 }
 
-/* 2 * 1024 * 512 * 512 operations, and one row less; a convolution counts for none. */
+/* Products of 2 * 1024 * 512 * 512 operations are large; with one row less, they aren't. Convolutions don't count. */
 static void large_products_are_noticed(void **state)
 {
     (void)state;

@@ -157,7 +157,7 @@ static void a_storage_saved_again_is_not_dropped(void **state)
                          "\"backward\":[[\"need\",0],[\"drop\",0]]");
 }
 
-/* A function that made the gradient in its forward returns its saved tensor. */
+/* A function computes the gradient in its forward, saves it, and returns the saved tensor in backward. */
 static void a_saved_storage_that_becomes_a_gradient_lives_on(void **state)
 {
     (void)state;
@@ -215,7 +215,7 @@ static void a_save_released_late_is_dropped_in_its_own_backward(void **state)
     token made = saved(10);
     leave();
     born(11, 8);
-    dropped(made); /* in the root's work after the layer */
+    dropped(made); /* during the root's work after the layer */
     died(10);
     char *text = finish();
     assert_contains(text, "\"forward\":[[\"save\",0]],\"backward\":[[\"drop\",0]]");

@@ -15,13 +15,13 @@ static void ran(const char *name, uint64_t key, uint64_t elements, uint64_t item
     assert_ms_ok(ms_trace_wrote(trace, key, &err), err);
 }
 
-/* A result, of key 0 for none, of an operator with up to three operands; those of no elements are
- * numbers, or a tensor of one. */
+/* An operator with up to three operands. `first` is the key of the first operand; 0: none. An operand without elements
+ * is a number or a tensor of one number. */
 typedef struct operator_call {
     const char *name;
     size_t input_count;
     uint64_t first, elements[3];
-    uint64_t item_bytes, read_bytes; /* of an element of the result, and of the first operand */
+    uint64_t item_bytes, read_bytes; /* bytes of an element of the result and of the first operand */
     bool are_truths;
 } operator_call;
 
@@ -56,7 +56,7 @@ static void writes(uint64_t key, uint64_t elements, operator_call call)
 
 #define COMPARES {"aten.gt.Scalar", 1, 1, {ELEMENTS}, 1, 4, true}
 
-/* x, saved, and the storage 2, whose account follows. */
+/* Begins a layer with the input x; the test then describes how the storage 2 is made. */
 static void begin_layer(void)
 {
     born(1, 64);
@@ -177,7 +177,7 @@ static void results_have_two_values_by_what_made_them(void **state)
         {COMPARES, {"aten.where.self", 3, 3, {ELEMENTS, 0, 0}, 4, 1, false}, "two_valued\":[[2,4]]"},
         {COMPARES, {"aten.where.self", 3, 3, {ELEMENTS, ELEMENTS, 0}, 4, 1, false}, NULL},
         {COMPARES, {"aten.masked_fill.Scalar", 2, 3, {ELEMENTS, ELEMENTS}, 4, 1, false}, NULL},
-        /* Its elements read as others are no longer its values. */
+        /* Elements that are read as another type have other values. */
         {COMPARES, {"aten._to_copy.default", 1, 3, {ELEMENTS / 4}, 4, 4, false}, NULL},
         /* of a constant */
         {{"aten.full.default", 0, 0, {0}, 4, 0, false},

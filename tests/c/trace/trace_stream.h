@@ -118,7 +118,7 @@ static inline void assert_contains(const char *text, const char *part)
     }
 }
 
-/* The member of the document, up to the end of the text given. */
+/* Asserts that the graph's document contains `part`. */
 static inline void assert_finishes_with(const char *part)
 {
     char *text = finish();

@@ -1,7 +1,7 @@
 /*
- * Explores schedules of the engine: thousands of seeds, each an engine, callers that use it at
- * random, a slow device or disk, and, in half of them, faults. In any order, fetched bytes equal
- * the stored ones or an error is returned; no wait is endless, and nothing is left.
+ * Explores schedules of the engine with thousands of seeds. Each seed has an engine, callers that use
+ * it at random, and a slow device or disk; half of them have faults. In any order, fetched bytes equal
+ * the stored ones or a call returns an error; no wait is endless, and nothing is left.
  *
  *   test_offload_explore                   3000 seeds
  *   test_offload_explore SEED              one seed, its schedule twice
@@ -239,7 +239,7 @@ static bool sees_joined(const ms_offload *engine)
     return false;
 }
 
-/* Stores all it does not hold yet, then fetches all of it: much waits at a time. */
+/* Stores all items that aren't stored yet, then fetches them all, so that many wait at a time. */
 static void move_all(caller *self)
 {
     int rc[HELD] = {0};

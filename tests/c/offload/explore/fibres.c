@@ -270,7 +270,7 @@ void ms__cond_broadcast(ms__cond *cond)
     wake_all(cond);
 }
 
-/* Wakes exactly one, any of them: exposes code that relies on a second one. */
+/* Wakes exactly one waiter, chosen by the seed, to expose code that relies on more. */
 void ms__cond_signal(ms__cond *cond)
 {
     int waiting = 0;

@@ -87,7 +87,9 @@ PyObject *ms_ext_save_slot(ms_region *region, PyObject *tensor)
     saved->slot = slot;
     Py_INCREF((PyObject *)region);
     saved->region = region;
-    ms_ext_values_saved(region, slot, tensor);
+    if (ms_ext_values_saved(region, slot, tensor) != 0) {
+        Py_CLEAR(saved);
+    }
     return (PyObject *)saved;
 }
 

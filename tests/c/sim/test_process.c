@@ -90,6 +90,28 @@ static void scratch_grows_with_the_step_until_it_is_measured(void **state)
     assert_int_equal(little, 70 * MB);
 }
 
+/* Storages that libc's heap holds leave fragments: they take more than maps of the same bytes, tiny ones not. */
+static void scratch_is_larger_for_storages_in_libcs_heap(void **state)
+{
+    (void)state;
+    enum { COUNT = 100 };
+    uint64_t storages[COUNT], scratch[3];
+    static const uint64_t sizes[] = {2 << 20, 512 << 10, 16 << 10};
+    ms_process process = {.scratch_bytes = 900 * MB, .reserve_bytes = 45 * MB, .products_bytes = 55 * MB};
+    for (int i = 0; i < 3; i++) {
+        for (int k = 0; k < COUNT; k++) {
+            storages[k] = sizes[i];
+        }
+        ms_profile profile = {.storage_count = COUNT, .storage_bytes = storages};
+        ms_node node = {.profile = 0};
+        ms_graph graph = {.profile_count = 1, .profiles = &profile, .node_count = 1, .nodes = &node};
+        scratch[i] = ms__process_scratch(&process, &graph);
+    }
+    assert_in_range(scratch[0], 30 * MB, 40 * MB);
+    assert_in_range(scratch[1], 50 * MB, 60 * MB);
+    assert_in_range(scratch[2], 20 * MB, 30 * MB);
+}
+
 /* If no driver describes a GPU, its figures come from the framework and nothing is moved. */
 static void a_gpu_may_be_known_to_the_framework_alone(void **state)
 {
@@ -162,6 +184,7 @@ int main(void)
         cmocka_unit_test(large_changes_are_measured),
         cmocka_unit_test(a_gpu_s_baseline_is_what_was_allocated),
         cmocka_unit_test(scratch_grows_with_the_step_until_it_is_measured),
+        cmocka_unit_test(scratch_is_larger_for_storages_in_libcs_heap),
         cmocka_unit_test(a_gpu_may_be_known_to_the_framework_alone),
         cmocka_unit_test(a_baseline_grows_and_never_shrinks),
         cmocka_unit_test(a_gpus_baseline_does_not_grow),

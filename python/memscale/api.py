@@ -39,8 +39,8 @@ def wrap(
         config: the budget and the allowed techniques; `Config()` if None. It is never changed.
         sample_input: arguments like those of a training forward: a tensor, a tuple of positional
             arguments or a dict of keyword arguments. A list holds several samples, such as the
-            shortest and the longest. With it a plan is made for each sample at once. Without it
-            the plan is made at the first training forward.
+            shortest and the longest. If given, `wrap()` makes a plan for each sample. Otherwise the
+            plan is made at the first training forward.
         async_offload: overrides ``config.async_offload`` and ``MEMSCALE_ASYNC_OFFLOAD``.
         async_config: overrides ``config.async_config``.
 
@@ -49,10 +49,10 @@ def wrap(
         model, for a Hugging Face Trainer).
 
     Raises:
-        TypeError: `target` or `sample_input` has another type, or the sample does not fit the forward.
-        ProfileError: the forward takes `sample_input`, but not its shapes or types.
-        ConfigError: a field of the configuration is not allowed here.
-        BudgetInfeasibleError: no plan fits ``memory_budget_gb``; names a budget that fits every sample.
+        TypeError: `target` or `sample_input` has a wrong type, or the sample does not fit the forward.
+        ProfileError: the forward does not take the shapes or types in `sample_input`.
+        ConfigError: a value in the configuration is not allowed.
+        BudgetInfeasibleError: no plan fits ``memory_budget_gb``; the text names a budget that fits every sample.
         IntegrationError: the model can't be hooked (compiled, already distributed).
 
     Example:
@@ -102,8 +102,8 @@ def optimize(
 ) -> Iterator[Executor]:
     """Wraps `model` within a ``with`` block; yields the executor.
 
-    With `optimizer`, the plan counts its state exactly from the first step. The wrap is removed at the
-    end of the block, also after an exception.
+    If `optimizer` is given, the plan counts its state exactly from the first step. The block's end removes
+    the wrap, also after an exception.
 
     Raises:
         TypeError: `optimizer` is not a `torch.optim.Optimizer`.
@@ -125,9 +125,9 @@ def apply_all_optimizations(
 ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     """Wraps `model` and, with ``use_8bit_optimizer``, replaces the optimizer by one with 8-bit state.
 
-    Use the returned optimizer from then on. It takes over the hyperparameters, the state and the groups of the given
+    Step the returned optimizer from then on. It takes over the hyperparameters, the state and the groups of the given
     one. The groups stay the same objects, so schedulers that hold the old optimizer still work. Without the flag the
-    given optimizer is returned. If that is one of `memscale.optim`, a plan may put its state on disk or let it
+    given optimizer is returned; if it is one of `memscale.optim`, a plan may put its state on disk or let it
     release gradients.
 
     Returns:
@@ -173,7 +173,7 @@ def plan(model: torch.nn.Module, sample_input: Any, config: Config | None = None
         The execution plan, for ``print(plan)``, ``plan.to_json()`` and ``plan.explain(layer)``.
 
     Raises:
-        TypeError: `sample_input` has another type, or does not fit the model's forward.
+        TypeError: `sample_input` has a wrong type, or does not fit the model's forward.
         BudgetInfeasibleError: no plan fits ``memory_budget_gb``.
         ProfileError: the model can't be traced without running it. `wrap()` can still plan for such
             a model, from real steps.
@@ -203,7 +203,7 @@ def trace(model: torch.nn.Module, sample_input: Any, optimizer: torch.optim.Opti
         ``graph.to_json()`` is its text. Sizes in it are bytes.
 
     Raises:
-        TypeError: an argument is of another type, or `sample_input` does not fit the model's forward.
+        TypeError: an argument has a wrong type, or `sample_input` does not fit the model's forward.
         ProfileError: the model can't be traced without running it.
 
     Example:
@@ -225,7 +225,7 @@ def _saying_what_wrap_does() -> Iterator[None]:
     try:
         yield
     except ProfileError as error:
-        raise ProfileError(f"{error}; wrap() measures real steps of such a model instead, and plans then") from error
+        raise ProfileError(f"{error}; wrap() measures real steps of such a model and then makes a plan") from error
 
 
 def _check_optimizer(optimizer: Any, caller: str = "optimize") -> None:
@@ -233,8 +233,9 @@ def _check_optimizer(optimizer: Any, caller: str = "optimize") -> None:
 
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         hint = "" if caller == "trace" else "; give a configuration as config=..."
+        or_none = "" if caller == "apply_all_optimizations" else " or None"
         raise TypeError(
-            f"memscale.{caller}(): optimizer must be a torch.optim.Optimizer or None, not "
+            f"memscale.{caller}(): optimizer must be a torch.optim.Optimizer{or_none}, not "
             f"{type(optimizer).__qualname__}{hint}"
         )
 

@@ -95,8 +95,7 @@ class AsyncOffloadConfig:
 class Config:
     """Memory, disk and techniques that a wrapped model may use. GB is 1e9 bytes in every field.
 
-    Fields marked (*) are checked and stored, but `wrap()` does not act on them and warns if one is
-    set.
+    `wrap()` ignores a field marked (*) and warns if it is set.
 
     Attributes:
         mode: how far to go, an `OptimizationMode` or its string.
@@ -112,17 +111,17 @@ class Config:
         target_gpu_utilization: share of the device's memory to aim for if no byte budget is given,
             above 0 and at most 1.
         force_optimize: optimize even if the run fits comfortably.
-        use_static_profiling: trace a step without running it, first.
-        use_empirical_fallback: if tracing fails, profile real steps.
+        use_static_profiling: trace a step without running it.
+        use_empirical_fallback: profile real steps if tracing fails or is off.
         warmup_steps: steps that the empirical profiler measures, 1 to 1000.
         enable_logging: log hardware and plan.
-        log_file: also log to this file (str or path-like), as JSON lines, or None.
-        observability_port: serve Prometheus metrics on this port plus the local rank, on the
-            loopback interface (``MEMSCALE_OBSERVABILITY_ADDRESS`` names another), 1 to 65535,
-            or None. Needs the package prometheus_client.
+        log_file: also log to this file (str or path-like), as JSON lines; None for no file.
+        observability_port: serve Prometheus metrics on this port plus the local rank, 1 to 65535; None
+            for no metrics. They are on the loopback interface unless ``MEMSCALE_OBSERVABILITY_ADDRESS``
+            names another. Needs the package prometheus_client.
         verify_correctness: compare loss and gradients with an unoptimized step before
             training, on as many rows of the batch as fit the budget. Slow.
-        strict_budget: inputs of a new shape that fit no plan raise `BudgetInfeasibleError`. Otherwise
+        strict_budget: raise `BudgetInfeasibleError` if no plan fits inputs of a new shape. Otherwise
             they run under their smallest plan, over the budget, with one warning.
         async_offload: overlap transfers between GPU and host with compute. None means yes. With False
             each layer waits for its transfers at its end, and the plan counts that time. The disk tier
@@ -142,8 +141,8 @@ class Config:
         ConfigError: (also a ValueError) a value is not allowed. The text names the field, the value
             and the allowed values; `.field` is the name. A field assigned later is checked when the
             config is used.
-        TypeError, AttributeError: no field has that name, in the constructor or in an assignment;
-            the TypeError names the field that was probably meant.
+        TypeError: the constructor got a field that does not exist; the text names the most similar one.
+        AttributeError: an assignment names a field that does not exist.
 
     Example:
         >>> Config(memory_budget_gb=4.0, mode="aggressive").mode
@@ -254,6 +253,7 @@ def check_config(config: Config | None) -> Config:
     if config is None:
         return Config()
     if not isinstance(config, Config):
-        hint = f"; a budget is memscale.Config(memory_budget_gb={config})" if isinstance(config, (int, float)) else ""
+        budget = config if isinstance(config, (int, float)) else 4.0
+        hint = f"; give a budget as memscale.Config(memory_budget_gb={budget})"
         raise TypeError(f"config must be a memscale.Config or None, not {type(config).__qualname__}{hint}")
     return config

@@ -77,7 +77,7 @@ class ProfileError(MemScaleError):
 class BudgetInfeasibleError(MemScaleError):
     """No plan fits the byte budget that the user gave.
 
-    The text names a budget that would fit and the techniques it needs.
+    The text names the smallest budget that would fit and the techniques of its plan.
     """
 
     @property
@@ -90,7 +90,7 @@ class BudgetInfeasibleError(MemScaleError):
 
 
 class OffloadError(MemScaleError):
-    """A transfer to or from a lower tier failed. No wrong byte was used.
+    """A transfer to or from a lower tier failed, before a wrong byte was used.
 
     Attributes:
         tier: ``"host"``, ``"disk"``, or None if unknown.
@@ -118,7 +118,8 @@ class OffloadError(MemScaleError):
 
 
 class IntegrationError(MemScaleError):
-    """The model can't be hooked, a layer did not repeat itself, or other code uses the same mechanism."""
+    """The model can't be hooked, a layer gave other values when it was recomputed, or other code uses the same
+    mechanism."""
 
 
 class PolicyFallbackNeeded(MemScaleError):

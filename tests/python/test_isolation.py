@@ -214,7 +214,7 @@ def test_a_tensor_that_cannot_be_taken_back_is_an_error():
     next(keepers[0])
     model = torch.nn.Sequential(nn.Linear(4, 4))
     model[0].register_forward_hook(lambda module, args, y: [keepers[0].send(y)].clear())
-    with pytest.raises(IntegrationError, match="where they can't be taken back"):
+    with pytest.raises(IntegrationError, match="from which memscale can't remove them"):
         trace(model, torch.randn(2, 4))
 
 

@@ -148,7 +148,7 @@ def test_what_the_model_takes_is_taken(name: str, caplog: pytest.LogCaptureFixtu
 
 def test_the_argument_and_the_type_that_it_should_have_are_named() -> None:
     make, inputs = REFUSED["int32 labels"]
-    with pytest.raises(memscale.ProfileError, match=r"is int32 where aten::nll_loss_forward takes int64"):
+    with pytest.raises(memscale.ProfileError, match=r"is int32, but aten::nll_loss_forward takes int64"):
         memscale.wrap(make(), sample_input=inputs)
     with pytest.raises(memscale.ProfileError, match=r"the input does not fit Linear: input is float64 where"):
         memscale.plan(nn.Linear(8, 4), _x(4, 8, dtype=double))

@@ -416,7 +416,7 @@ class Executor:
         """The root's forward has raised `error`, or has returned None if `error` is None."""
         if error is not None and self._planner.refuses_hooks(error):
             self._signature = None  # ask again
-            error.add_note("memscale: its hooks stood in the way. From the next forward on it leaves this model alone")
+            error.add_note("memscale: its saved-tensor hooks caused this error. From the next forward on it leaves this model alone")
 
     def _begin_precision(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Switches autocast on until the end of the root's forward, if the planner says so."""
@@ -474,8 +474,8 @@ class Executor:
         kind = kind_of(training_device(module))
         if kind.is_capturing():
             raise IntegrationError(
-                f"{self._model_name} can't be captured as a {kind.api} graph while it is wrapped: transfers and "
-                "recomputation are the host's work, which a graph leaves out; call memscale.detach(model) before it"
+                f"{self._model_name} can't be captured as a {kind.api} graph while it is wrapped: the host starts "
+                "transfers and recomputation, and a graph omits them; call memscale.detach(model) before the capture"
             )
 
     def _has_moved(self, device: torch.device) -> bool:

@@ -227,8 +227,8 @@ class LayerCalls:
             "threads",
             logging.INFO,
             f"layer {layer.state.name}: torch computes on this thread with another number of threads than "
-            "set_num_threads() named, until the first operator that it divides; what is called before that is not "
-            "computed again",
+            "set_num_threads() named, until the first operator that it divides among threads; layers called "
+            "before that are not recomputed",
         )
         return False
 
@@ -251,7 +251,7 @@ class LayerCalls:
                 f"obstacle {layer.state.name}",
                 logging.WARNING,
                 f"layer {layer.state.name}: {obstacle}, which would happen once more if it ran again; it is not "
-                "recomputed, and what it saves stays in memory",
+                "recomputed, and its saved tensors stay in memory",
             )
             return None
         record = ReplayRecord.take(

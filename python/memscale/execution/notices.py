@@ -9,13 +9,13 @@ __all__ = ["Notices"]
 _log = logging.getLogger("memscale")
 
 _OBSTACLES = {
-    "foreign": "saved-tensor hooks of someone else are active (torch.utils.checkpoint, save_on_cpu, ...); they "
-    "do not stack, so memscale leaves what runs under them alone",
+    "foreign": "saved-tensor hooks of someone else are active (torch.utils.checkpoint, save_on_cpu, ...); such hooks "
+    "do not stack, so memscale does nothing while they are active",
     "wrapped": "memscale has wrapped this {model} and also a module around or inside it; saved-tensor "
-    "hooks do not stack, so in the inner one only one of the two plans acts: detach one of them",
-    "disabled": "saved-tensor hooks are disabled here (torch.func transforms do that); memscale stands aside",
-    "transformed": "{model} runs inside a transform of torch.func (vmap, jvp), over tensors that stand for others; "
-    "memscale stands aside",
+    "hooks do not stack, so only one of the two plans acts on the inner module: detach one of them",
+    "disabled": "saved-tensor hooks are disabled here (torch.func transforms do that); memscale does nothing here",
+    "transformed": "{model} runs inside a transform of torch.func (vmap, jvp), whose tensors stand for others; "
+    "memscale does nothing here",
 }
 
 

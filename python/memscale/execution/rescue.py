@@ -125,5 +125,5 @@ class StepRescue:
                 if copy is not None:
                     buffer.copy_(copy)  # even at the same version: batch norms write without counting
                 elif version_of(buffer) != version:
-                    failure.add_note("memscale: the step changed a large buffer and can't be made again")
+                    failure.add_note("memscale: the step changed a large buffer, so it can't be run again")
                     raise failure

@@ -386,7 +386,7 @@ def _needed(wanted: _Value) -> list[_Maker]:
     while open_values:
         maker = open_values.pop().maker
         if maker is None:
-            raise IntegrationError("a saved tensor was to be made again, but nothing is known to make it")
+            raise IntegrationError("a saved tensor can't be recomputed: no operator on the tape made it")
         if maker.index in found:
             continue
         found[maker.index] = maker
@@ -415,7 +415,7 @@ def _make(wanted: _Value, remade: Remade) -> torch.UntypedStorage:
                 if last_reader[operand.value] is maker:
                     made.pop(operand.value, None)
     if result is None:
-        raise IntegrationError("a saved tensor was made again, but not by the operator that had made it")
+        raise IntegrationError("a saved tensor was recomputed, but not by the operator that made it in forward")
     return result
 
 
@@ -454,13 +454,13 @@ def _bytes_of(value: _Value) -> torch.UntypedStorage:
     if value.probe is not None:
         if value.probe._version != value.version:
             raise IntegrationError(
-                "a parameter, buffer or input was changed in place between forward and backward, and a saved "
-                "tensor can't be made again from it"
+                "a parameter, buffer or input was changed in place between forward and backward, so a saved tensor can't "
+                "be recomputed from it; run backward before the change, or set enable_checkpointing=False"
             )
         return value.probe.untyped_storage()
     storage: torch.UntypedStorage = value.held.unpack().untyped_storage()
     if storage.nbytes() != value.nbytes:
-        raise IntegrationError("a saved tensor came back with another size than it had")
+        raise IntegrationError("a saved tensor has another size when it is recomputed than it had in forward")
     return storage
 
 

@@ -39,8 +39,8 @@ class Uncalled:
         self._notices.say(
             "uncalled",
             logging.WARNING,
-            f"the forward of this {kind} was never called before the optimizer stepped: nothing is planned, and a "
-            f"budget is not kept. Wrap the module that the loop calls{_parts_of(model)}, or let forward run the layers",
+            f"the forward of this {kind} was never called before the optimizer stepped: nothing is planned, and the "
+            f"run may exceed a budget. Wrap the module that the loop calls{_parts_of(model)}, or let forward run the layers",
         )
 
 

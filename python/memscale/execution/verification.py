@@ -69,7 +69,7 @@ def verify_plan(
         return
     obstacle = Reach(list(model.modules())).obstacle
     if obstacle is not None:
-        _log.warning("verify_correctness: %s, which a rehearsal would do too; nothing is compared", obstacle)
+        _log.warning("verify_correctness: %s, and a comparison would do that too; nothing is compared", obstacle)
         return
     kwargs = without_cache(model, args, dict(kwargs))
     total = next((len(tensor) for tensor in plain_tensors((args, kwargs)) if tensor.dim() > 0), 0)
@@ -111,8 +111,8 @@ def _compare(
     if differing:
         _log.warning(
             "verify_correctness: two unoptimized steps of this model differ from each other (%s), so a plan "
-            "can't be held against them: an operator is not deterministic, or the step reads what an earlier one left "
-            "where it can't be put back",
+            "can't be compared with them: an operator is not deterministic, or the step depends on state of an earlier "
+            "step that memscale can't restore",
             differing[0],
         )
         return
@@ -121,7 +121,7 @@ def _compare(
             seen = _step(model, inputs, make_executor, plan)
         except IntegrationError as error:  # of a replay, which names its layer
             raise IntegrationError(
-                f"verify_correctness: two unoptimized steps agree, and under the plan {error}"
+                f"verify_correctness: two unoptimized steps agree, but under the plan {error}"
             ) from error
         _hold_against(expected, seen or {}, exactness, scope)
     promise = "equal to the bit" if exactness == "exact" else "equal but for rounding"
@@ -135,8 +135,8 @@ def _hold_against(expected: _Gradients, seen: _Gradients, exactness: str, scope:
     more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
     raise IntegrationError(
         f"verify_correctness: {differing[0]}{more} under the plan is not what an unoptimized step gives ({scope}), "
-        "and two unoptimized steps agree: memscale changes this model. A layer behaves differently when its saved "
-        "tensors are moved or it is run again"
+        "and two unoptimized steps agree: memscale changes this model. A layer gives other results if its saved "
+        "tensors are moved, or if it runs again"
     )
 
 

@@ -86,7 +86,7 @@ def _refuse_arguments(trainer: Any) -> None:
     arguments = trainer.args
     if getattr(arguments, "torch_compile", False):
         raise IntegrationError(
-            "wrap: torch_compile=True leaves hooks on saved tensors out; train this Trainer uncompiled"
+            "wrap: code compiled by torch_compile=True ignores hooks on saved tensors; train this Trainer uncompiled"
         )
     if getattr(trainer, "is_deepspeed_enabled", False):
         raise IntegrationError("wrap: this Trainer trains with DeepSpeed, which moves the model's tensors itself")

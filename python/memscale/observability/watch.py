@@ -41,7 +41,7 @@ def _harmless(method: Callable[..., None]) -> Callable[..., None]:
             method(self, *args)
         except Exception:  # any failure: training continues
             self.is_broken = True
-            _log.warning("watching the run failed; it goes on unwatched", exc_info=True)
+            _log.warning("watching the run failed; the run goes on unwatched", exc_info=True)
 
     return call
 

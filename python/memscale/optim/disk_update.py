@@ -220,7 +220,7 @@ class StatePlace:
         """Raises if the states on disk belong to another process."""
         if self.disk is not None and self.disk and self.disk.is_inherited:
             raise IntegrationError(
-                "AdamW: its state on disk belongs to the process that forked this one, and is out of reach here. "
+                "AdamW: its state on disk belongs to the process that forked this one, which alone can read it. "
                 "Make the optimizer in the process that trains, or load a checkpoint here with load_state_dict()"
             )
 

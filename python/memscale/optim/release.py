@@ -107,7 +107,7 @@ class GradientRelease:
             self._has_said = True
             _log.warning(
                 "release_gradients: a GradScaler looks at all gradients before one is used; they are kept until "
-                "step(), and their memory with them"
+                "step(), and take their memory until then"
             )
         self._is_scaled = True
         optimizer._step_supports_amp_scaling = bool(optimizer.defaults["fused"])
@@ -173,7 +173,7 @@ class GradientRelease:
         if late is not None:
             raise IntegrationError(
                 f"release_gradients: {name_of(optimizer.param_groups, late)} was updated in backward and has a "
-                f"gradient again; use {_WITHOUT} where gradients are set by hand"
+                f"gradient again; use {_WITHOUT} if you set gradients yourself"
             )
 
     def step_ended(self) -> list[torch.Tensor]:

@@ -192,7 +192,7 @@ class ExecutionPlan:
         names = [self._document["entries"][i]["name"] for i in indices]
         if isinstance(layer, str):
             if layer not in names:
-                raise KeyError(f"no layer {layer!r} in this plan; there are {_listed(names)}")
+                raise KeyError(f"no layer {layer!r} in this plan; its layers are {_listed(names)}")
             return indices[names.index(layer)]
         if isinstance(layer, bool) or not isinstance(layer, int):
             raise TypeError(f"layer must be an int, a str or None, not {type(layer).__qualname__}")

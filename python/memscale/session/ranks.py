@@ -210,7 +210,7 @@ class RankedSession(Session):
 
     def tighten(self, attempt: int) -> ExecutionPlan:
         """Always refuses, because the other ranks are in the middle of the same step."""
-        raise BudgetInfeasibleError("a step of several ranks can't be made again on one of them")
+        raise BudgetInfeasibleError("a step of several ranks can't be run again on one of them")
 
     def rehearsal(self, model: torch.nn.Module, *args: Any) -> tuple[bool, str, str] | None:
         """As in `Session`, on rank 0 alone. None if parameters are sharded, because a forward then needs all ranks."""
@@ -233,7 +233,7 @@ class RankedSession(Session):
         message = self._channel.receive(key)
         digest, text = message[:64], message[64:]
         if digest != _digest(text):
-            raise IntegrationError("the plan that rank 0 sent has another hash than it named")
+            raise IntegrationError("the plan from rank 0 was damaged on its way: its hash differs")
         if text:
             self._in_force = ExecutionPlan(text, self.hardware_json)
             self.host_memory.set_ceiling(self._in_force.ceiling_bytes)

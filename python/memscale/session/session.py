@@ -190,7 +190,7 @@ class Session:
         """Describes the process again and discards all plans, if the model has moved to `device`."""
         if device == self._device:
             return
-        _log.info("the model moved from %s to %s: it is planned for anew", self._device, device)
+        _log.info("the model moved from %s to %s: its plans are made again", self._device, device)
         self._device = device
         if not kind_of(device).is_host:
             self.host_memory.uninstall()
@@ -444,8 +444,8 @@ class Session:
         self._plans.clear()
         _log.warning(
             "the forward allows no saved-tensor hooks around it (derivatives by torch.func, or "
-            "disable_saved_tensors_hooks): the model is left alone, and a budget is not kept; torch.autograd.grad in a "
-            "forward can be planned for"
+            "disable_saved_tensors_hooks): memscale leaves the model alone, and it may exceed a budget; a forward that "
+            "uses torch.autograd.grad instead can be planned"
         )
         return True
 

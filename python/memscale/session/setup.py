@@ -78,7 +78,7 @@ def sample_arguments(model: torch.nn.Module, sample_input: Any) -> tuple[tuple[A
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
     if isinstance(sample_input, Config):
-        raise TypeError("sample_input is what a training forward is given, not a Config; pass config=...")
+        raise TypeError("sample_input must be the arguments of a training forward, not a Config; pass config=...")
     if isinstance(sample_input, torch.Tensor):
         args = (sample_input,)
     elif isinstance(sample_input, Mapping):
@@ -93,7 +93,7 @@ def sample_arguments(model: torch.nn.Module, sample_input: Any) -> tuple[tuple[A
     else:
         raise TypeError(
             "sample_input must be a tensor, a tuple of positional arguments or a dict of keyword arguments, not "
-            f"{type(sample_input).__qualname__}; a forward of one other argument is given it as (argument,)"
+            f"{type(sample_input).__qualname__}; give a single argument of another type as a tuple, (argument,)"
         )
     signature = inspect.signature(model.forward)
     try:
@@ -279,8 +279,8 @@ def _refuse_what_cannot_be_hooked(model: torch.nn.Module) -> None:
     for name, module in model.named_modules():
         if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
             raise IntegrationError(
-                f"wrap: {name or 'this module'} was compiled by torch.compile, which leaves hooks on saved tensors "
-                "out; wrap the original module and train it uncompiled"
+                f"wrap: {name or 'this module'} was compiled by torch.compile, whose code ignores hooks on saved tensors; "
+                "wrap the original module and train it uncompiled"
             )
     lazy = [name for name, value in model.named_parameters() if torch.nn.parameter.is_lazy(value)]
     if lazy:

@@ -103,8 +103,9 @@ class _Product:
         operands = self.operands
         if operands is None or self._versions != [version_of(value) for value in operands]:
             raise IntegrationError(
-                "the logits were not kept, as the chunked loss head needs none, and what they are made of has "
-                "changed since: look at them before optimizer.step(), or set enable_tiling=False"
+                "the logits were not kept, as the chunked loss head needs none, and they can't be computed any "
+                "more, because the weight or its input has changed: use them before optimizer.step(), or set "
+                "enable_tiling=False"
             )
         return operands
 

@@ -188,13 +188,13 @@ class _Process:
 
     def _say(self, before: float, was_finite: bool) -> None:
         if self._scale != before:
-            why = "many finite steps in a row" if was_finite else "gradients overflowed in FP16, the step was left out"
+            why = "many finite steps in a row" if was_finite else "gradients overflowed in FP16, the step was skipped"
             _log.info("use_mixed_precision: %s; the loss is scaled by %g from here on", why, self._scale)
         elif not was_finite and not self._has_said:
             self._has_said = True
             _log.warning(
                 "use_mixed_precision: gradients are not finite although the loss is not scaled any more; these steps "
-                "are left out. If the loss itself is finite, the model needs BF16 or FP32"
+                "are skipped. If the loss itself is finite, the model needs BF16 or FP32"
             )
 
     def _scaled(self, roots: Sequence[torch.Tensor], gradients: Any) -> list[torch.Tensor]:

@@ -83,7 +83,7 @@ class OperandTypes:
                 if _refusal(func, args, kwargs, {id(tensor): other}, is_small) is None:
                     name = self._names.get(tensor.untyped_storage()._cdata) or "what is computed from it"
                     raise Misfit(
-                        f"{name} is {_short(tensor.dtype)} where {func.name()} takes {_short(other)} ({refusal})"
+                        f"{name} is {_short(tensor.dtype)}, but {func.name()} takes {_short(other)} ({refusal})"
                     )
 
 

@@ -439,7 +439,7 @@ def _refuse_real_leaves(loss: torch.Tensor) -> None:
     for leaf in leaves_of(loss):
         if not isinstance(leaf, FakeTensor):
             shape = "x".join(map(str, leaf.shape))
-            raise ProfileError(f"a trainable tensor ({shape}) is used that no module holds in the usual way")
+            raise ProfileError(f"it uses a trainable tensor ({shape}) that is not an attribute of a module")
 
 
 def _refuse_sparse_gradients(parameters: list[torch.nn.Parameter]) -> None:
@@ -505,11 +505,11 @@ def _refuse_leftovers(name: str, tracer: LiveTracer, twins: Twins) -> None:
     holders = take_back(twins.mode)
     if tracer.alive() and gc.collect() >= 0 and tracer.alive():
         if not holders:  # a graph that holds itself (register_multi_grad_hook() makes one); no code can reach it
-            raise ProfileError(f"{name} can't be traced without running it: its forward makes a graph that never ends")
+            raise ProfileError(f"{name} can't be traced without running it: its forward makes an autograd graph that is never freed")
         held_by = ", ".join(sorted(set(holders)))
         raise IntegrationError(
-            f"{name} was traced under fake tensors, and its forward keeps some in {held_by} where they can't be "
-            "taken back; keep them in a list, a dict or an attribute, or not at all"
+            f"{name} was traced under fake tensors, and its forward keeps some in {held_by}, from which memscale can't "
+            "remove them; keep them in a list, a dict or an attribute, or not at all"
         )
     raise ProfileError(f"{name} can't be traced without running it: its forward keeps tensors outside its modules")
 

@@ -1,5 +1,5 @@
 /*
- * Cases outside the plan, for Python: evaluations above the budget, and shapes that fit no plan within it.
+ * Cases outside the plan, for Python: evaluations above the budget, and shapes that no plan fits into it.
  */
 #include "common.h"
 #include "documents.h"
@@ -66,7 +66,7 @@ static PyMethodDef methods[] = {
         "The warning about forwards without gradients whose peak was `peak_bytes`; None if within the budget."),
     MS_EXT_FUNCTION("plan_beyond", plan_beyond, METH_VARARGS, "graph, first_graph, hardware, config, /",
                     "(str, str, str, str) -> tuple[str, str]",
-                    "The smallest plan for a shape that fits no plan within the budget, and the warning about it."),
+                    "The smallest plan for a shape that no plan fits into the budget, and the warning about it."),
     {NULL, NULL, 0, NULL},
 };
 

@@ -36,7 +36,7 @@ typedef struct ms_config {
     bool use_empirical_fallback;
     bool enable_logging;
     bool verify_correctness;
-    bool strict_budget; /* a shape that fits no plan ends the training; otherwise it runs under its smallest plan */
+    bool strict_budget; /* if no plan fits a new shape, its forward fails; otherwise it runs under its smallest plan */
     bool async_offload;
     bool auto_policy;
     uint32_t warmup_steps;

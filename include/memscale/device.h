@@ -20,13 +20,13 @@ typedef enum ms_device_kind {
     MS_DEVICE_CUDA,
     MS_DEVICE_CPU,
     MS_DEVICE_KIND_COUNT,
-    MS_DEVICE_UNSTATED = MS_DEVICE_CUDA /* 0: of a GPU without a stated kind */
+    MS_DEVICE_UNSTATED = MS_DEVICE_CUDA /* 0: a GPU whose kind is not given */
 } ms_device_kind;
 
 /* "cuda"; "unknown" for an unknown number. */
 MS_API const char *ms_device_kind_name(ms_device_kind kind);
 
-/* The kind of a name; MS_ENOTSUP for an unknown one: the error names it and the known ones. */
+/* The kind of a name. MS_ENOTSUP for an unknown name; the error lists the known ones. */
 MS_API int ms_device_kind_named(const char *name, ms_device_kind *kind, ms_error *err);
 
 /* Whether tensors of this kind are in host memory; true for an unknown number. */

@@ -17,9 +17,9 @@
  * and its last handle is dropped. Life of an extent: storing -> stored -> (fetching ->
  * fetched -> stored)* -> freed with its last handle; `held` instead of stored if the tier
  * failed and the bytes stay in memory. A storage whose words have only two values (a mask)
- * may be stored as bits, in memory: see ms_execute_set_packing(). Bytes are freed with the
- * last handle, so backward may run twice, never, in part or fail, and no other call has to
- * come in time.
+ * may be stored as bits, in memory: see ms_execute_set_packing(). The last handle frees the
+ * bytes, so backward may run twice, in part or never, or fail, and no further call is needed
+ * to free them.
  *
  * Locking. An object is used under one lock of the host's (Python's GIL). Calls marked
  * "may wait" may wait for a transfer and release that lock meanwhile through host->unlock
@@ -204,7 +204,7 @@ typedef struct ms_record {
 } ms_record;
 
 /* Records a tensor that autograd saves in a replayed frame: the next slot, and one handle.
- * With `kept` the host holds the tensor (a parameter): the slot only counts. */
+ * With `kept` the host holds the tensor (a parameter): the slot only takes a number. */
 MS_API int ms_frame_save(ms_execute *execute, ms_frame *frame, const ms_record *record, bool kept, uint32_t *slot,
                          ms_error *err);
 
@@ -226,8 +226,8 @@ MS_API void ms_frame_mark(ms_execute *execute, ms_frame *frame, uint32_t slot, c
 MS_API bool ms_frame_is_marked(const ms_frame *frame, uint32_t slot, bool *is_late);
 
 /*
- * Compares what a replay saved in a slot, after ms_frame_replay_save() and once it is written. MS_EREPLAY, naming the
- * layer, if the values are others. If they only differ as rounding does, or in few elements, that is logged. In both
+ * Compares the tensor that a replay saved in a slot, after ms_frame_replay_save() and once it is written. MS_EREPLAY,
+ * naming the layer, if the values differ. If they only differ as rounding does, or in few elements, that is logged. In both
  * cases the layer is held: from its next call on it is not recomputed.
  */
 MS_API int ms_frame_compare(ms_execute *execute, ms_frame *frame, uint32_t slot, const ms_contents *contents,
@@ -330,13 +330,13 @@ MS_API void ms_execute_backward_ended(ms_execute *execute);
 typedef enum ms_boundary {
     MS_BOUNDARY_FORWARD,          /* the root is about to run again */
     MS_BOUNDARY_OPTIMIZER,        /* an optimizer of the model's parameters has stepped */
-    MS_BOUNDARY_ANOTHER_OPTIMIZER /* the same, for another optimizer than ended the last step */
+    MS_BOUNDARY_ANOTHER_OPTIMIZER /* the same; it is not the optimizer that ended the last step */
 } ms_boundary;
 
 /*
- * A point between steps. Returns true if a step ended here. An optimizer step ends one, except
- * that of a further optimizer after the same backward, which belongs to the step that the first
- * ended. Before any optimizer step was seen, a forward after a backward ends one. Waits (may wait)
+ * A point between steps. Returns true if a step ended here. The first optimizer that steps after
+ * a backward ends one; others that step after the same backward do not. Before any optimizer has
+ * stepped, a forward after a backward ends one. Waits (may wait)
  * for transfers without handles. *step_ns is the time since the last boundary, *step the number of
  * the step that ended, from 1.
  */
@@ -352,8 +352,8 @@ MS_API uint64_t ms_execute_plan_steps(const ms_execute *execute);
 MS_API bool ms_execute_expect_backward(ms_execute *execute);
 MS_API void ms_execute_backward_begins(ms_execute *execute);
 
-/* Before each boundary of a model that trains on a GPU: the most bytes that the framework's allocator has had
- * allocated there since its counter was last reset, by whomever. Nothing resets it here. UINT64_MAX: the
+/* Called before each boundary of a model that trains on a GPU: `mark_bytes` is the peak of the framework's allocator
+ * there since its counter was last reset. The library does not reset it; the caller's code may. UINT64_MAX: the
  * model trains on a CPU host (again). */
 MS_API void ms_execute_device_peak(ms_execute *execute, uint64_t mark_bytes);
 
@@ -361,7 +361,7 @@ MS_API void ms_execute_device_peak(ms_execute *execute, uint64_t mark_bytes);
  * allocator's slots. On a GPU only the peak is known, from the first step in which the allocator's counter moves. */
 typedef struct ms_step_memory {
     uint64_t peak_bytes;      /* resident, of the whole process; on a GPU what its allocator had allocated */
-    uint64_t peak_held_bytes; /* most of live + cached maps, beyond those when `execute` was made */
+    uint64_t peak_held_bytes; /* largest sum of live and cached maps, less their sum when `execute` was opened */
     uint64_t resident_bytes;  /* at the boundary */
     uint64_t held_bytes;      /* live + cached at the boundary, counted alike */
 } ms_step_memory;
@@ -376,7 +376,7 @@ typedef struct ms_evaluation_memory {
     uint64_t peak_bytes;   /* resident, of the whole process */
 } ms_evaluation_memory;
 
-/* Between these two calls the root runs without gradients. The peak from there counts for the evaluation and never
+/* Between these two calls the root runs without gradients. The peak between them counts for the evaluation and never
  * for the step around it. Beginning again inside an evaluation does nothing. Ending returns false, and leaves
  * *memory alone, if none has begun. */
 MS_API void ms_execute_evaluation_begins(ms_execute *execute);

@@ -206,7 +206,7 @@ typedef struct ms_loop {
     uint64_t optimizer_stream_bytes;     /* part of the state that can lie on disk: 0 unless the
                                             optimizer is memscale's and known */
     bool gradients_releasable;           /* the optimizer can update parameters in backward */
-    bool gradients_released;             /* it does under every plan: its owner requested it */
+    bool gradients_released;             /* it does under every plan: the user requested it */
     bool
         gradients_needed; /* all gradients must exist before one is used: a GradScaler, clipping or accumulation was seen */
     bool state_streamed; /* its state lies on disk under every plan, and is not part of

@@ -120,8 +120,8 @@ MS_API bool ms_hardware_host_is_device(const ms_hardware *hardware);
 /* The GPU that training runs on; NULL for the CPU and for a GPU without a description. */
 MS_API const ms_gpu *ms_hardware_gpu(const ms_hardware *hardware);
 
-/* The bytes that training may take on its device if the user sets no budget:
- * for a GPU its total, for a CPU host the smaller of RAM and the binding limit. */
+/* The memory of the training device: a GPU's total, on a CPU host the smaller of RAM and the
+ * binding limit. Without a budget, plans aim at a share of it. */
 MS_API uint64_t ms_hardware_device_bytes(const ms_hardware *hardware);
 
 /*
@@ -134,14 +134,14 @@ MS_API uint64_t ms_hardware_device_bytes(const ms_hardware *hardware);
 MS_API int ms_hardware_set_process(ms_hardware *hardware, int32_t device, uint64_t allocated_bytes, ms_error *err);
 
 /*
- * The baseline of a CPU host again, for what the process has loaded since: the resident memory without `tensor_bytes`,
- * which hostmem holds for tensors, and with `expected_bytes` that are allocated and not touched yet. Never lowers
- * it. Does nothing for a GPU. Thread-safe.
+ * Measures the baseline of a CPU host again, after the process has loaded more: the resident memory without the
+ * `tensor_bytes` that hostmem holds, and with `expected_bytes` that will be allocated or touched. Never lowers it.
+ * Does nothing for a GPU. Thread-safe.
  */
 MS_API int ms_hardware_grow_process(ms_hardware *hardware, uint64_t tensor_bytes, uint64_t expected_bytes,
                                     ms_error *err);
 
-/* What the framework says of a GPU. */
+/* The framework's description of a GPU. */
 typedef struct ms_gpu_sight {
     ms_device_kind kind;
     const char *name;
@@ -149,7 +149,7 @@ typedef struct ms_gpu_sight {
     uint64_t available_bytes; /* free, or reserved by this process's allocator */
 } ms_gpu_sight;
 
-/* Notes what this process can have of GPU `device`. If the driver described none of that number (it was not found, or
+/* Notes the memory of GPU `device` that this process can use. If the driver described none of that number (it was not found, or
  * is not CUDA's own), adds it with stated default rates and no copy engine: nothing moves from it. MS_EINVAL: the number is
  * MS_GPU_MAX or more. */
 MS_API int ms_hardware_see_gpu(ms_hardware *hardware, uint32_t device, const ms_gpu_sight *sight, ms_error *err);

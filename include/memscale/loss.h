@@ -43,8 +43,8 @@ typedef struct ms_loss_rows {
 } ms_loss_rows;
 
 /* Fills largest, log_sum and `picked`: the log-softmax of each row's class. Uses up to `threads`
- * threads; their number changes no bit. MS_ENOTSUP for other lanes or fewer classes, MS_EINVAL for
- * a class out of bounds; nothing has been written then. */
+ * threads; their number changes no bit. MS_ENOTSUP for other lanes or fewer classes than lanes,
+ * MS_EINVAL for a class out of bounds; then nothing has been written. */
 MS_API int ms_loss_forward(const ms_loss_rows *rows, float *picked, uint32_t threads, ms_error *err);
 
 /* The gradient of the logits from the gradient of `picked`, rows x vocabulary. `gradient` may be the

@@ -94,7 +94,7 @@ typedef uint64_t ms_ticket; /* 0 is none */
 
 /* Opens an engine and starts its workers. */
 MS_API int ms_offload_open(const ms_offload_options *options, ms_offload **engine, ms_error *err);
-/* Cancels queued pieces, waits (bounded) for the pieces in lanes, stops the workers, and
+/* Cancels queued pieces, waits (bounded) for pieces in motion, stops the workers, and
  * frees the file, the slab and every extent. Tickets are void afterwards. Calls that other
  * threads wait in return MS_ECANCELED first; no other call may be running. */
 MS_API void ms_offload_close(ms_offload *engine);
@@ -104,8 +104,8 @@ typedef enum ms_ticket_state {
     MS_TICKET_STORING,  /* the source is still read: keep it alive and unchanged */
     MS_TICKET_STORED,   /* the tier has the bytes */
     MS_TICKET_FETCHING, /* the destination is being written */
-    MS_TICKET_FETCHED,  /* the destination has the bytes, and so has the tier; a GPU's is about to: the bytes
-                         * are verified and their copies queued, see ms_offload_order() */
+    MS_TICKET_FETCHED,  /* destination and tier have the bytes. For a GPU they are verified and their copies to
+                         * the destination are queued: see ms_offload_order() */
     MS_TICKET_FAILED    /* ms_offload_wait() returns the error */
 } ms_ticket_state;
 
@@ -136,8 +136,8 @@ MS_API int ms_offload_fetch_on(ms_offload *engine, void *stream, ms_ticket ticke
  * store leaves the source unchanged: the caller still has the bytes. */
 MS_API int ms_offload_wait(ms_offload *engine, ms_ticket ticket, ms_error *err);
 
-/* The same, but a GPU's fetch need only be queued: its destination may then be used by what comes after it on
- * a stream, and not otherwise. */
+/* The same, but returns when a GPU's fetch is queued. Only work that a stream runs after the fetch may then use its
+ * destination. */
 MS_API int ms_offload_wait_queued(ms_offload *engine, ms_ticket ticket, ms_error *err);
 
 /* As ms_offload_wait_queued(), and whatever is queued on `stream` from now on comes after the fetch. To free the
@@ -151,14 +151,14 @@ MS_API ms_ticket_state ms_offload_state(ms_offload *engine, ms_ticket ticket);
  * may be on either tier. MS_TIER_COUNT for an unknown ticket. */
 MS_API ms_tier ms_offload_tier_of(ms_offload *engine, ms_ticket ticket);
 
-/* Starts no further piece of the ticket's transfer; never waits. Once the pieces in lanes
+/* Starts no further piece of the ticket's transfer; never waits. Once its pieces in motion
  * have ended, the transfer fails with MS_ECANCELED. (ms_offload_reap() reports a cancelled
  * store, which must still be dropped; a cancelled fetch may be started again.) Does
  * nothing to an idle ticket: its transfer may just have ended. */
 MS_API void ms_offload_cancel(ms_offload *engine, ms_ticket ticket);
 
 /* Releases a ticket, also a failed one, and frees its extent. If a transfer is in flight,
- * waits for its pieces in lanes, because they use the caller's memory, and cancels the
+ * waits for its pieces in motion, because they use the caller's memory, and cancels the
  * others. A thread that waits for the ticket gets MS_ECANCELED. The number is unknown
  * afterwards (MS_EINVAL). */
 MS_API void ms_offload_drop(ms_offload *engine, ms_ticket ticket);

@@ -21,15 +21,15 @@ extern "C" {
 
 /* Pressure -> rules -> solver. A pure function of its three documents. Before the training loop has been
  * observed (graph->loop.observed), the plan is for a loop that holds its outputs and has gradients live in
- * forward, and for less only if nothing fits. The plan states its assumption (assumed_...). */
+ * forward. If no plan fits that loop, it is for one that holds less. The plan states its assumption (assumed_...). */
 MS_API int ms_pipeline_plan(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, ms_plan **plan,
                             ms_error *err);
 
 /*
  * The same after stage 1: a policy first picks mode and eligible techniques. `trained` is NULL if no trained
  * policy is available; `rules_only` asks for the rule policy. Without a GPU and without a budget there is no
- * pressure to judge by, and the configuration stays as it is. If a strategy fits no plan, the widest one is
- * used.
+ * pressure to judge by, and the configuration stays as it is. If no plan fits under a strategy, the widest one
+ * is used.
  *
  * `effective` receives the configuration that was planned for, `decision` the strategy and its numbers;
  * plan->decision_source names the source.
@@ -76,7 +76,7 @@ MS_API int ms_pipeline_agree(const ms_hardware *const *hardware, const ms_config
                              ms_error *err);
 
 /*
- * The smallest plan for a shape that fits no plan within the budget, when training has begun with `first`. *line, to
+ * The smallest plan for a shape that no plan fits into the budget, when training has begun with `first`. *line, to
  * be freed with ms_free(), names the shape, the first one, the bytes over and the longest size that fits. On failure
  * neither is set. Tests: tests/c/pipeline/test_pipeline.c.
  */
@@ -102,7 +102,7 @@ typedef struct ms_observation {
     bool gradients_released;         /* by that optimizer in backward, as its caller asked */
     bool gradients_needed;           /* all needed before one is used: by a GradScaler, clipping or accumulation */
     bool smaller_inputs;             /* than planned: the step may take less memory and time */
-    bool keeps_reserve;              /* never lower the reserve: ranks differ by more than one of them shows */
+    bool keeps_reserve;              /* never lower the reserve: ranks differ, and the measurement is of one */
     bool replan_refused;             /* corrections under this plan left no plan that fits: it stays in force, and
                                       * its peak came from other documents */
     uint64_t plans;                  /* made for these inputs so far; 0 or MS_UNSET: unknown */

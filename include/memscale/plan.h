@@ -172,7 +172,7 @@ typedef struct ms_plan {
     uint64_t smallest_budget_bytes; /* smallest budget that has a plan; 0: not searched (skipped). For a
                                      * forced plan: the smallest that any plan meets in this loop */
     bool skipped;                /* comfortable fit, nothing is done */
-    bool over_target;            /* a default target that can't be met */
+    bool over_target;            /* no plan meets the default target; this one is the smallest */
     char *decision_source;       /* "user_config" unless a policy chose */
     uint32_t fallback;           /* ms_technique of layers without an entry */
     ms_plan_option step_options[MS_STEP_OPTION_COUNT];

@@ -25,22 +25,21 @@ extern "C" {
     X(KEEP_ALWAYS, "keep_always", "keeping costs no time") \
     X(PRESSURE, "pressure", "the run does not fit comfortably") \
     X(FORCED, "forced", "force_optimize plans for the smallest peak") \
-    X(LOW_PRESSURE, "low_pressure", "little is missing: only the larger layers are touched") \
-    X(MODE, "mode", "the mode does not go this far") \
+    X(LOW_PRESSURE, "low_pressure", "the budget is nearly met: only the larger layers are touched") \
+    X(MODE, "mode", "the mode does not allow it") \
     X(FLAG_OFF, "flag_off", "the flag for this technique is off") \
     X(ROOT_WORK, "root_work", "work outside a layer can't be run again on its own") \
     X(MUTATES_INPUT, "mutates_input", \
       "the layer changes its input or a parameter in place; a second run would change it twice") \
     X(OPAQUE_ARGUMENT, "opaque_argument", "the layer gets an object whose state running it again could change") \
     X(NOT_REPEATABLE, "not_repeatable", \
-      "a second run of the layer gave other values, or would do something twice: it writes a file, draws from a " \
-      "source " \
-      "that can't be set back") \
+      "a second run of the layer gave other values, or would do something twice that can't be undone: it writes a " \
+      "file, or draws from an iterator") \
     X(NO_TENSOR_INPUT, "no_tensor_input", "the layer has no tensor argument to run again from") \
-    X(UNHOOKABLE, "unhookable", "the module must be left alone") \
+    X(UNHOOKABLE, "unhookable", "the module can't be hooked; the log gives the reason") \
     X(NOT_CHAINED, "not_chained", \
       "its first argument is not the output of the layer before, or that layer can't run again") \
-    X(LAST_RESORT, "last_resort", "held back until nothing else fits the budget: it costs another forward") \
+    X(LAST_RESORT, "last_resort", "used only if nothing else fits the budget: it costs another forward") \
     X(NO_MAKERS, "no_makers", "none of the layer's saved tensors can be recomputed by single operators") \
     X(TOO_SMALL, "too_small", "too few saved bytes to be worth a transfer") \
     X(NO_DISK, "no_disk", "there is no usable disk directory") \

@@ -36,7 +36,7 @@ enum { MS_SELECTIVE_SETS = 4, MS_NESTING_MOST = 3 };
  *   replays      the whole layer runs again in backward, from its arguments
  *   rest         where the tensors that are not dropped wait (ms_rest, without its prefix)
  *   set          which set of saved tensors single operators recompute; 0: none
- *   nesting      the layer's first argument is recomputed by the layers before it; see below; 0: it is kept
+ *   nesting      the level at which the layers before recompute its first argument, see below; 0: it is kept
  *   joined       the layer before runs again together with this one and gives it its first argument
  *   moves_input  the arguments wait on the next lower tier
  *   colour       in the report

@@ -61,7 +61,7 @@ MS_API int ms_trace_set_phase(ms_trace *trace, ms_trace_phase phase, ms_error *e
 MS_API int ms_trace_optimizer_unknown(ms_trace *trace, ms_error *err);
 
 /* The optimizer is memscale's: `stream_bytes` of its state can lie on disk, and it can update parameters in
- * backward. `released`: its owner, not a plan, has it update in backward; `streamed`: its owner has its state on
+ * backward. `released`: the user, not a plan, chose updates in backward; `streamed`: the user put its state on
  * disk. */
 MS_API int ms_trace_own_optimizer(ms_trace *trace, uint64_t stream_bytes, bool released, bool streamed, ms_error *err);
 

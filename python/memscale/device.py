@@ -1,4 +1,4 @@
-"""The kinds of training device. Everything that memscale asks torch about a device goes through this module.
+"""The kinds of training device. memscale asks torch about a device only through this module.
 
 `KINDS` has one row for each kind, with the names of the C library's table. No other module tests for a
 kind or names one. All code that touches random states, memory statistics, streams or allocator errors
@@ -56,9 +56,9 @@ class Kind:
         label: the kind's name in messages, such as "GPU".
         api: the name of its programming interface in messages.
         is_host: whether tensors of this kind lie in host memory.
-        is_there: whether torch sees a device of this kind.
+        is_there: whether torch finds a device of this kind.
         is_active: whether this process has used such a device. If not, reading states would initialise it.
-        device_count: number of devices that torch sees.
+        device_count: number of devices that torch finds.
         current_index: index of the calling thread's current device.
         generator: the default generator of one device, by its index.
         sight: the name of a device, its memory, and the part that this process can use; zeros on the host.
@@ -66,8 +66,8 @@ class Kind:
             resident memory there.
         peak_bytes: the peak since `reset_peak()`, in allocated bytes, or in resident bytes on the host.
         reset_peak: begins a new peak.
-        is_capturing: whether the calling thread's work is captured as a graph of the device's driver instead
-            of being run.
+        is_capturing: whether the calling thread's work is captured as a graph of the device's driver, and
+            not run.
         synchronize: returns when the current device has finished its queue.
         empty_cache: frees the allocator's cached memory.
         out_of_memory: whether an exception says that an allocation of this kind failed.

@@ -260,8 +260,8 @@ static int fail_other_values(ms_execute *execute, const ms_frame *frame, uint32_
     return ms_fail(err, MS_EREPLAY,
                    "layer %s (call %u): saved tensor %u (%s) has other values when the layer is recomputed than it had "
                    "in forward, and no gradient was made from them; the layer depends on more than its arguments, "
-                   "parameters, buffers and what its code names, or that was changed before backward. From the next "
-                   "forward on it is not recomputed",
+                   "parameters, buffers and what its code names, or one of these changed before backward. Run the step "
+                   "again: from the next forward on the layer is not recomputed",
                    ms_execute_layer_name(execute, frame->layer), frame->call, slot, frame->slots.items[slot].dtype);
 }
 

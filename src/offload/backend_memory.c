@@ -73,7 +73,7 @@ static int memory_reserve(ms__backend *backend, uint64_t bytes, uint64_t *positi
 {
     memory_backend *self = (memory_backend *)backend;
     if (!memory_count_in(self, bytes)) {
-        return ms_fail(err, MS_ENOSPC, "host tier: %s more would pass the cap of %s", ms__text_bytes(bytes).text,
+        return ms_fail(err, MS_ENOSPC, "host tier: %s more would exceed the cap of %s", ms__text_bytes(bytes).text,
                        ms__text_bytes(self->cap_bytes).text);
     }
     void *address = NULL;

@@ -134,7 +134,7 @@ static int spill_reserve_locked(ms__spill *self, uint64_t bytes, uint64_t *posit
 {
     int rc = ms__extents_reserve(&self->extents, bytes, position);
     if (rc == MS_ENOSPC) {
-        return ms_fail(err, MS_ENOSPC, "%s: %s more would pass the cap of %s", self->base.place,
+        return ms_fail(err, MS_ENOSPC, "%s: %s more would exceed the cap of %s", self->base.place,
                        ms__text_bytes(bytes).text, ms__text_bytes(self->cap_bytes).text);
     }
     if (rc != MS_OK) {

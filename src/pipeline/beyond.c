@@ -1,5 +1,5 @@
 /*
- * A shape that fits no plan in the middle of training: the smallest plan for it, and the line that says how far it
+ * A shape that no plan fits, in the middle of training: the smallest plan for it, and the line that says how far it
  * passes the budget and how long inputs may be. Part of the pipeline. A pure function of its documents.
  */
 #include <ctype.h>
@@ -59,7 +59,7 @@ static char *beyond_line(const ms_graph *graph, const ms_graph *first, uint64_t 
         }
     }
     snprintf(text, sizeof text,
-             "inputs %.200s need %s, %s over the budget, and run under the smallest plan; the first were %.200s%s",
+             "inputs %.200s need %s, %s over the budget, and run under the smallest plan; training began with %.200s%s",
              graph->signature, ms__text_bytes(need).text, ms__text_bytes_up(ms__sub_sat(need, budget)).text,
              first->signature, longest);
     return ms_strdup(text);

@@ -33,7 +33,7 @@ static const struct {
     [MS_DRIFT_OPTIMIZER] = {"optimizer", "the optimizer's state or its use of gradients differs from the assumption"},
     [MS_DRIFT_PEAK] = {"peak", "the peak differs from the prediction"},
     [MS_DRIFT_TIME] = {"time", "the step time differs from the prediction"},
-    [MS_DRIFT_RESERVE] = {"reserve", "memory besides the tensors was measured"},
+    [MS_DRIFT_RESERVE] = {"reserve", "operators take another amount of memory beside tensors than assumed"},
 };
 
 const char *ms_drift_name(ms_drift drift)

@@ -47,10 +47,10 @@ static int choose_on_gpu(const ms_hardware *hardware, bool has_fp16_parameters, 
     *chosen = has_fp16_parameters ? MS_PRECISION_AS_IS : MS_PRECISION_FP16;
     return set_line(
         has_fp16_parameters
-            ? "use_mixed_precision: not used: this GPU does not compute BF16, and FP16 needs parameters in FP32, in "
-              "whose gradients nothing is lost when the loss is scaled; some are in FP16: call model.float() first"
+            ? "use_mixed_precision: not used: this GPU does not compute BF16, and FP16 needs parameters in FP32; "
+              "some are in FP16: call model.float() first"
             : "use_mixed_precision: forwards run under autocast to FP16, because this GPU does not compute BF16; "
-              "backward scales the loss, and a step whose gradients overflow is left out",
+              "backward scales the loss, and a step whose gradients overflow is skipped",
         line, err);
 }
 

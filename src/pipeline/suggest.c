@@ -167,7 +167,7 @@ static void suggest_all(refusal *r)
     if (is_adam(&own, &bytes) && !own.loop.gradients_releasable && ms_hardware_host_is_device(r->hardware)) {
         own = with_optimizer(r->graph, bytes.full, bytes.streamed);
     }
-    (void)suggest_name(r, &own, &open, r->smallest_bytes, "all that keeps 32 bits and mode=\"aggressive\"");
+    (void)suggest_name(r, &own, &open, r->smallest_bytes, "mode=\"aggressive\" and every option but 8-bit state");
 }
 
 void ms__pipeline_suggest(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, ms_error *err)

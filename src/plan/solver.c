@@ -208,7 +208,7 @@ static ms__bounds bounds_at(const ms__search *search, uint64_t need_bytes, uint6
                         .most_ns = limits->most_ns};
 }
 
-/* "recompute on 12 nodes, offload_disk on 3 nodes, exact_loss_head". */
+/* "12 x recompute, 3 x offload_disk, exact_loss_head". */
 static void describe_use(const ms__search *search, const uint8_t *row, uint32_t step, char *text, size_t size)
 {
     uint32_t used[MS_TECHNIQUE_COUNT] = {0};
@@ -216,21 +216,20 @@ static void describe_use(const ms__search *search, const uint8_t *row, uint32_t 
     const uint8_t *packed = ms__row_packed(search, row);
     uint32_t packing = 0;
     size_t length = 0;
-    snprintf(text, size, "no technique: none that mode and flags admit saves more");
+    snprintf(text, size, "no technique, because none that mode and flags admit frees more");
     for (uint32_t i = 0; i < search->node_count; i++) {
         used[row[i]]++;
         packing += packed != NULL && packed[i] > 0;
     }
     for (int i = 1; i < MS_TECHNIQUE_COUNT; i++) {
         if (used[i] > 0 && length < size) {
-            int wrote = snprintf(text + length, size - length, "%s%s on %u nodes", length > 0 ? ", " : "",
-                                 ms_technique_name((ms_technique)i), used[i]);
+            int wrote = snprintf(text + length, size - length, "%s%u x %s", length > 0 ? ", " : "", used[i],
+                                 ms_technique_name((ms_technique)i));
             length += wrote > 0 ? (size_t)wrote : 0;
         }
     }
     if (packing > 0 && length < size) {
-        int wrote =
-            snprintf(text + length, size - length, "%smasks as bits on %u nodes", length > 0 ? ", " : "", packing);
+        int wrote = snprintf(text + length, size - length, "%s%u x masks as bits", length > 0 ? ", " : "", packing);
         length += wrote > 0 ? (size_t)wrote : 0;
     }
     for (int i = 0; i < MS_STEP_OPTION_COUNT; i++) {
@@ -248,11 +247,12 @@ static int solver_refuse(const ms__search *search, const ms_pressure *pressure, 
     uint64_t smallest = ms__add_sat(ms__candidate_peak(&search->items[best]), search->runs_differ_bytes);
     char use[240];
     describe_use(search, ms__candidate_row(search, best), search->items[best].step, use, sizeof use);
-    int code = ms_fail(err, MS_EINFEASIBLE,
-                       "memory_budget_gb: no plan fits %s; the smallest budget that would fit is %s "
-                       "(%llu bytes), which takes %s; everything kept needs %s",
-                       ms__text_bytes(pressure->allowed_bytes).text, ms__text_bytes_up(smallest).text,
-                       (unsigned long long)smallest, use, ms__text_bytes(pressure->need_bytes).text);
+    int code =
+        ms_fail(err, MS_EINFEASIBLE,
+                "memory_budget_gb: no plan fits %s; everything kept needs %s; the smallest budget that would fit "
+                "is %s (%llu bytes), with %s",
+                ms__text_bytes(pressure->allowed_bytes).text, ms__text_bytes(pressure->need_bytes).text,
+                ms__text_bytes_up(smallest).text, (unsigned long long)smallest, use);
     if (err != NULL) {
         err->hint_bytes = smallest;
     }

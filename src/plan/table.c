@@ -91,9 +91,9 @@ static void add_options(ms__text *text, const ms_plan *plan)
 void ms__plan_add_packed(ms__text *text, const char *label, const ms_plan *plan)
 {
     uint32_t tensors, packed = ms__plan_packed(plan, &tensors);
-    ms__text_add(text, "%s%u of %u two-valued saved tensors are bit-packed: %s of them", label, packed, tensors,
+    ms__text_add(text, "%s%u of %u two-valued saved tensors are bit-packed: %s of masks", label, packed, tensors,
                  ms__text_bytes(plan->replay.packed_bytes).text);
-    ms__text_add(text, ", which takes %s a step\n", ms__text_ns(plan->replay.packing_ns).text);
+    ms__text_add(text, ", in %s a step\n", ms__text_ns(plan->replay.packing_ns).text);
 }
 
 static void table_add_packing(ms__text *text, const ms_plan *plan)
@@ -142,7 +142,7 @@ char *ms_plan_table(const ms_plan *plan, const ms_hardware *hardware)
                      ms__text_bytes(plan->replay.peak_bytes).text, ms__text_bytes(plan->replay.peak_live_bytes).text,
                      peak_remark(plan));
         if (plan->reserve_bytes > 0) {
-            ms__text_add(&text, "  reserve     %s more of the budget, not expected to be used\n",
+            ms__text_add(&text, "  reserve     %s more stay free, in case operators take more than expected\n",
                          ms__text_bytes(plan->reserve_bytes).text);
         }
         ms__text_add(&text, "  step        %s predicted", ms__text_ns(plan->replay.step_ns).text);

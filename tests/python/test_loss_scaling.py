@@ -156,7 +156,7 @@ def test_the_log_says_what_happens_to_the_scale(caplog):
         memscale.detach(model)
     lines = [record.message for record in caplog.records if "use_mixed_precision" in record.message]
     assert "FP16, because this GPU does not compute BF16" in lines[0]
-    assert "overflowed in FP16, the step was left out; the loss is scaled by 32768" in lines[1]
+    assert "overflowed in FP16, the step was skipped; the loss is scaled by 32768" in lines[1]
 
 
 def test_gradients_that_no_scale_makes_finite_are_named_once(caplog):

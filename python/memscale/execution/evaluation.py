@@ -1,7 +1,7 @@
 """Forwards of the root without gradients: validation, generation, rollouts.
 
-Evaluations run without hooks. This class tells C when one begins and ends. C counts the memory of evaluations apart
-from that of training steps, and words the warning if an evaluation exceeds the budget.
+Evaluations run without hooks. This class tells C when one begins and ends. C measures the memory of evaluations
+separately from that of training steps, and writes the warning if an evaluation exceeds the budget.
 """
 
 from __future__ import annotations

@@ -211,7 +211,8 @@ class Executor:
         only if `verify_correctness` is set. Both steps use these arguments or their first rows.
 
         Raises:
-            IntegrationError: the steps differ. The text names the first parameter whose gradient differs.
+            IntegrationError: the steps differ. The text names the first parameter whose gradient differs, or the
+                layer whose replay differed.
         """
         if not self._unverified or self._plan is None:
             return
@@ -625,7 +626,7 @@ class Executor:
 
 
 def _weak_method(owner: Any, name: str) -> Any:
-    """The method `name` of `owner`, without keeping `owner` alive."""
+    """The method `name` of `owner`. The result does not keep `owner` alive."""
     reference = weakref.ref(owner)
 
     def call(*args: Any) -> Any:

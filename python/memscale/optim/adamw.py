@@ -50,14 +50,14 @@ class AdamW(torch.optim.AdamW):
             (state `master`). Moments are fp32 (or 8 bits) either way.
         state: ``"memory"``, or ``"disk"``: moments, masters and low bits live in a file without
             a name and pass through 32 MiB of buffers during the step, bit-identical to memory.
-            Tensors of fewer than 16384 elements stay in memory. `state[p]` then holds `step`
-            alone; `state_dict()` has everything.
+            Tensors of fewer than 16384 elements stay in memory. `state[p]` then holds only
+            `step`; `state_dict()` has everything.
         disk_offload_dir: directory of that file; None for a cache directory on a real disk.
         max_disk_offload_gb: the largest size of that file; None for half of the free space.
         release_gradients: update each parameter inside backward, as soon as its gradient is
             final, and free the gradient. `step()` then ends the step; `p.grad` is None. Results
-            have the same bits as without release. Clipping is refused, and under a GradScaler
-            gradients are kept until `step()`. For several backwards a step see `accumulate()`.
+            have the same bits as without release. Clipping raises; under a GradScaler gradients
+            are kept until `step()`. For several backwards a step see `accumulate()`.
 
     Raises:
         ConfigError: one of memscale's own arguments is not allowed, or 8 bits with `amsgrad`.

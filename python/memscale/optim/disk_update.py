@@ -238,7 +238,7 @@ class StatePlace:
 
     @property
     def is_owners_wish(self) -> bool:
-        """Whether the user, not a plan, put states on disk."""
+        """Whether the user, not a plan, chose state on disk."""
         return self.options is not None and not self.is_planned
 
     def streamable_tensors(self, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

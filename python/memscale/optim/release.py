@@ -2,9 +2,9 @@
 and the gradient is freed.
 
 `GradientRelease` watches the gradients of one `AdamW`; the optimizer does the arithmetic. It raises on
-anything that would change the result: a second gradient, clipped gradients, rates that change between
-backward and step. Gradients are kept until step() if a GradScaler, which may skip the step, needs all
-of them first, or if more gradients follow (accumulation).
+anything that would change the result: a second gradient, clipped gradients, hyperparameters that change
+between backward and step. It keeps gradients until step() if a GradScaler, which may skip the step, needs
+all of them first, or if more gradients follow (accumulation).
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ _STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 def successor_with_8bit_state(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """An optimizer with 8-bit moments, still without state, that can continue from `optimizer`.
 
-    `optimizer` does not change until `take_over()`. It is returned itself if its state already has 8
-    bits. For parameters on CUDA the result is bitsandbytes' optimizer; if that package is not
+    `optimizer` does not change until `take_over()`. If its state already has 8 bits, it is returned
+    itself. For parameters on CUDA the result is bitsandbytes' optimizer; if that package is not
     installed, `optimizer` is returned, with a warning.
 
     Raises:

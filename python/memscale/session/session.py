@@ -132,7 +132,7 @@ class Session:
                 model meanwhile; returns False if something else still does.
 
         Raises:
-            BudgetInfeasibleError: the budget fits no plan.
+            BudgetInfeasibleError: no plan fits the budget.
             ProfileError: the step can't be traced and the empirical fallback is off.
         """
         self._follow(training_device(model))
@@ -163,7 +163,7 @@ class Session:
         wait_until_alone: Callable[[], bool],
     ) -> bool:
         """If inputs keep growing, traces larger ones than these: their plan serves all up to them. False if these
-        are to be traced themselves, which they are from then on if larger ones can't be or fit no plan."""
+        are to be traced themselves; that holds from then on if larger ones can't be traced or no plan fits them."""
         from ..base.signature import resized_arguments
 
         ahead = _core.signature_ahead(list(self._graphs), signature) if self._may_trace_ahead else None
@@ -245,7 +245,7 @@ class Session:
 
         Raises:
             ProfileError: the step can't be traced without running it.
-            BudgetInfeasibleError: the budget fits no plan.
+            BudgetInfeasibleError: no plan fits the budget.
         """
         with self.precision(model, args, kwargs):
             graph = self._profiler.trace(model, args, kwargs, optimizer=self._optimizer)
@@ -371,7 +371,7 @@ class Session:
         return plan
 
     def _make_plan_or_smallest(self, signature: str) -> str:
-        """The plan as JSON. A later shape that fits no plan gets its smallest one, with one warning per run."""
+        """The plan as JSON. If no plan fits a later shape, it gets its smallest one, with one warning per run."""
         graph = self._graphs[signature]
         try:
             plan = self._make_plan(graph)
@@ -499,8 +499,8 @@ class Session:
         )
 
     def live_trace_finished(self, graph: str | None, refused: MemScaleError | None) -> ExecutionPlan | None:
-        """Takes the graph of a profiled step, or the reason why there is none. Returns the plan when
-        enough steps were profiled."""
+        """Takes the graph of a profiled step, or the reason why there is none. Returns the plan once enough
+        steps are profiled."""
         if graph is None:
             self._refused_steps += 1
             if self._refused_steps == _REFUSED_STEPS:

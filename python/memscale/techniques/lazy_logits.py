@@ -1,6 +1,6 @@
 """Logits that are computed only if they are used.
 
-If the plan wants the chunked loss head, a model's call of a linear layer returns a `LazyLogits`
+If the plan uses the chunked loss head, a model's call of a linear layer returns a `LazyLogits`
 (`deferred`), and the model's cross entropy reads the layer's operands from it. Other code can use it as
 the logits: the first use computes the layer as torch would have, gradients included. Reading shapes and
 types, and operators that keep rows (`keeps_rows`), do not compute it.

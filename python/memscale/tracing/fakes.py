@@ -55,7 +55,7 @@ class Twins:
 
         Plain containers, and mappings that are dataclasses, are rebuilt. Other objects are deep-copied with
         their tensors replaced, so that a forward that changes one (a cache) leaves the caller's object
-        alone. Modules, and objects that can't be copied, are passed on.
+        alone. Modules, and objects that can't be copied, stay as they are.
         """
         if isinstance(value, torch.Tensor):
             return self.of(value)

@@ -100,7 +100,7 @@ static void a_refusal_names_suggestions(void **state)
     f->config.enable_checkpointing = false;
     assert_ms_fails(ms_pipeline_plan(f->graph, f->hardware, &f->config, &none, &err), MS_EINFEASIBLE, err,
                     "; with mode=\"balanced\" enable_checkpointing=True it would be ");
-    assert_non_null(strstr(err.text, "takes no technique: none that mode and flags admit saves more"));
+    assert_non_null(strstr(err.text, "with no technique, because none that mode and flags admit frees more"));
     ms_config_default(&f->config);
     f->config.memory_budget_bytes = 1;
     assert_int_equal(ms_pipeline_plan(f->graph, f->hardware, &f->config, &none, &err), MS_EINFEASIBLE);
@@ -141,7 +141,7 @@ static void packed_masks_fit_budgets_that_nothing_else_fits(void **state)
     fixture_mark_masks(f->graph);
     assert_int_equal(ms_pipeline_plan(f->graph, f->hardware, &f->config, &none, &err), MS_EINFEASIBLE);
     assert_true(err.hint_bytes < without);
-    assert_non_null(strstr(err.text, "masks as bits on 12 nodes"));
+    assert_non_null(strstr(err.text, "12 x masks as bits"));
     f->config.memory_budget_bytes = err.hint_bytes;
     pipeline_replan(f);
     assert_true(f->plan->replay.packed_bytes > 0);
@@ -246,7 +246,7 @@ static void a_shape_beyond_the_budget_gets_its_smallest_plan(void **state)
     assert_true(plan->replay.peak_bytes > f->config.memory_budget_bytes);
     assert_non_null(strstr(line, "inputs ids:int64[4,512] need"));
     assert_non_null(strstr(line, "over the budget"));
-    assert_non_null(strstr(line, "the first were ids:int64[4,128]"));
+    assert_non_null(strstr(line, "training began with ids:int64[4,128]"));
     assert_null(strstr(line, "longest")); /* both need the same bytes, so no shorter input would fit */
     ms_free(line);
     ms_plan_free(plan);

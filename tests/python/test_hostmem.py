@@ -1,4 +1,4 @@
-"""hostmem under real torch: every CPU storage of 1 MiB and more is counted to the page, results don't change, and
+"""hostmem under real torch: every CPU storage of 128 KiB and more is counted to the page, results don't change, and
 resident memory follows the live bytes."""
 
 from __future__ import annotations

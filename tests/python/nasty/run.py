@@ -36,6 +36,7 @@ import cases_effects  # noqa: F401
 import cases_loops  # noqa: F401
 import cases_modes  # noqa: F401
 import cases_random  # noqa: F401
+import cases_traces  # noqa: F401
 import numpy
 import torch
 from subjects import CASES, Case, Subject

@@ -56,8 +56,8 @@ class ReplayRecord:
         self.name = layer.name
         self.module = module
         self.arguments = arguments
-        self.state = layer.take(module)
         self.environment = Environment()
+        self.state = layer.take(module, self.environment.modes)
         self.lock = lock
         self.tiles = tiles
         self.before: ReplayRecord | None = None  # the layer whose output is the first argument

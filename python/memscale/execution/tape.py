@@ -31,6 +31,8 @@ from ..base.environment import Modes, Switches
 from ..base.modes import leave
 from ..base.walk import tensors_of
 from ..errors import IntegrationError
+from ..model.isolation import note_reach
+from ..model.reach import Reach
 from ..tracing.tracer import is_maker
 
 __all__ = ["Remade", "Tape"]
@@ -341,6 +343,9 @@ class _Call:
         """Restores the switches and modes of the call; `undo` puts the present ones back."""
         self._switches.put(undo)
         self._modes.put(undo)
+        modes = self._modes.all()
+        if modes:  # they see the operators again, and may count them
+            note_reach(undo, Reach([], modes))
         undo.later(torch._C._set_grad_enabled, torch.is_grad_enabled())
         torch._C._set_grad_enabled(False)
 

@@ -600,9 +600,19 @@ def the_name_of_the_thread_that_calls() -> Subject:
 
     def step(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
         loss = model(batch).square().mean()
-        worker = threading.Thread(target=loss.backward, name="nasty")
+        raised: list[Exception] = []
+
+        def backward() -> None:
+            try:
+                loss.backward()
+            except Exception as error:
+                raised.append(error)
+
+        worker = threading.Thread(target=backward, name="nasty")
         worker.start()
         worker.join()
+        for error in raised:
+            raise error
         return loss
 
     return Subject(stack(_factor(lambda: threading.current_thread().name)), step=step)

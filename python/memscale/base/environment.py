@@ -186,18 +186,23 @@ class Modes:
             [mode for mode in _dispatch_modes() if not _is_ours(mode)] if c._len_torch_dispatch_stack() else []
         )
 
-    def put(self, undo: Any) -> None:
-        """Puts exactly these modes on; `undo` restores the present ones, whatever the layer has begun meanwhile. A mode
-        that the caller has left since then sees the operators again."""
-        c = torch._C
+    def put(self, undo: Any) -> list[Any]:
+        """Puts exactly these modes on; `undo` restores the present ones, whatever the layer has begun meanwhile.
+        Returns those that the caller has left since then; they see the operators again."""
+        c, left = torch._C, []
         if self._dispatch or c._len_torch_dispatch_stack() != 0:
-            _set_modes(undo, "dispatch", _dispatch_modes(), self._dispatch)
+            now = _dispatch_modes()
+            left += [mode for mode in self._dispatch if not any(mode is one for one in now)]
+            _set_modes(undo, "dispatch", now, self._dispatch)
         else:
             undo.later(_core.set_modes, *_functions("dispatch"), [])
         if self._function or c._len_torch_function_stack() != 0:
-            _set_modes(undo, "function", _function_modes(), self._function)
+            now = _function_modes()
+            left += [mode for mode in self._function if not any(mode is one for one in now)]
+            _set_modes(undo, "function", now, self._function)
         else:
             undo.later(_core.set_modes, *_functions("function"), [])
+        return left
 
     def all(self) -> list[Any]:
         """The modes themselves."""
@@ -272,11 +277,11 @@ class Environment:
         """The user's modes of that moment."""
         return self._modes.all()
 
-    def put(self, undo: Any) -> None:
-        """Sets the recorded environment; `undo` restores the present one."""
+    def put(self, undo: Any) -> list[Any]:
+        """Sets the recorded environment; `undo` restores the present one. Returns the modes that the caller has left."""
         RandomState().later(undo)
         self._switches.put(undo)
-        self._modes.put(undo)
+        left = self._modes.put(undo)
         if any(torch.is_autocast_enabled(device) for device in AUTOCAST_KINDS):
             # Casts of weights stay cached until the outermost autocast ends, as in torch.autocast.
             if torch.autocast_increment_nesting() == 1:
@@ -286,6 +291,7 @@ class Environment:
         undo.later(torch._C._set_grad_enabled, torch.is_grad_enabled())
         torch._C._set_grad_enabled(True)
         self._random.put_back()
+        return left
 
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """`function(*args, **kwargs)` with the recorded context variables, such as NumPy's error handling."""

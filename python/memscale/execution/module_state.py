@@ -110,7 +110,6 @@ class LayerState:
         ]
         tensors: list[tuple[dict[str, Any], str, _Buffer]] = []
         reach = self._reach_of(modules)
-        reaches = [reach, Reach([], modes)] if modes else [reach]
         modules = [*modules, *reach.modules]
         with torch.no_grad():
             for index, inner in enumerate(modules):
@@ -126,10 +125,10 @@ class LayerState:
                     for name, value in attributes.items()
                     if _is_state_tensor(value) and (index, name) not in self._rebound
                 )
-            places = [found for one in reaches for place in one.places if (found := self._look(place)) is not None]
+            places = [found for place in reach.places if (found := self._look(place)) is not None]
             tensors.extend(found for found in places if type(found[2]) is _Buffer)
         generators = {id(generator): generator for inner in modules for generator in generators_of(inner)}
-        generators.update((id(generator), generator) for one in reaches for generator in one.generators)
+        generators.update((id(generator), generator) for generator in reach.generators)
         return ModuleState(
             self,
             modules,
@@ -138,10 +137,14 @@ class LayerState:
             [_scalars(inner) for inner in modules],
             [found for inner in modules for found in _containers(inner)],
             list(generators.values()),
-            [found for found in places if type(found[2]) is not _Buffer],
-            [(holder, _scalars_in(holder), tuple(holder)) for one in reaches for holder in one.holders],
-            reaches,
+            _Reached(reach, [found for found in places if type(found[2]) is not _Buffer]),
+            [(mode, self._of_mode(mode)) for mode in modes],
         )
+
+    def _of_mode(self, mode: Any) -> _Reached:
+        reach = Reach([], [mode])
+        places = [found for place in reach.places if (found := self._look(place)) is not None]
+        return _Reached(reach, [found for found in places if type(found[2]) is not _Buffer])
 
     def _look(self, place: Place) -> Any:
         """The content of a place that the code names.
@@ -243,101 +246,27 @@ class _Buffer:
         return self.tensor
 
 
-class ModuleState:
-    """The state before one call."""
+class _Reached:
+    """What code reaches beside its modules, as it was before one call."""
 
-    __slots__ = (
-        "_buffer_names",
-        "_cached_weights",
-        "_containers",
-        "_generators",
-        "_layer",
-        "_modules",
-        "_parameters",
-        "_holders",
-        "_places",
-        "_reaches",
-        "_scalars",
-        "tensors",
-    )
+    __slots__ = ("_holders", "_places", "_reach")
 
-    def __init__(
-        self,
-        layer: LayerState,
-        modules: list[torch.nn.Module],
-        parameters: list[_Parameter],
-        tensors: list[tuple[dict[str, Any], str, _Buffer]],
-        scalars: list[dict[str, Any]],
-        containers: list[tuple[dict[str, Any], str, Any, Any]],
-        generators: list[Any],
-        places: list[tuple[Any, str, Any, Any]],
-        holders: list[tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]],
-        reaches: list[Reach],
-    ) -> None:
-        self._layer = layer
-        self._modules = modules
-        self._buffer_names = [tuple(module._buffers) for module in modules]
-        self._cached_weights = CachedWeights()
-        self._parameters = parameters
-        self.tensors = tensors
-        self._scalars = scalars
-        self._containers = containers
-        self._generators = [(generator, _state_of(generator)) for generator in generators]
+    def __init__(self, reach: Reach, places: list[tuple[Any, str, Any, Any]]) -> None:
+        self._reach = reach
         self._places = places
-        self._holders = holders
-        self._reaches = reaches
+        self._holders = [(holder, _scalars_in(holder), tuple(holder)) for holder in reach.holders]
 
-    def is_buffer(self, holder: Any) -> bool:
-        """Whether the dictionary `holder` holds the buffers of one of the modules."""
-        return any(module._buffers is holder for module in self._modules)
-
-    def settle(self) -> None:
-        """The call is over."""
-        self._layer.settle(self)
-
-    def put(self, undo: Any) -> None:
-        """Restores the state before the call; `undo` puts the present state back."""
-        for module in self._modules:
-            note_attributes(module, undo)
-        for reach in self._reaches:
-            hush(undo, reach)
+    def note(self, undo: Any) -> None:
+        """Restores attributes of objects; lets `undo` put the present ones back. What the code says is not heard."""
+        hush(undo, self._reach)
         for attributes, scalars, names in self._holders:
             undo.content(attributes)
             for name in [name for name in attributes if name not in names]:
                 del attributes[name]  # an attribute that the call, or a later one, has made
             attributes.update(scalars)
-        self._drop_later_buffers()
-        for generator, state in self._generators:
-            note_generator(undo, generator)
-            set_generator(generator, state)
-        for parameter in self._parameters:
-            bound: dict[str, Any] = parameter.module._parameters
-            if bound.get(parameter.name) is not parameter.for_replay(self._layer.name):
-                undo.slot(bound, parameter.name)
-                bound[parameter.name] = parameter.tensor
-        bound_tensors: dict[int, torch.Tensor] = {}  # a tensor under several names is bound once
-        with torch.no_grad():
-            for holder, name, buffer in self.tensors:
-                undo.slot(holder, name)
-                if id(buffer.tensor) not in bound_tensors:
-                    bound_tensors[id(buffer.tensor)] = buffer.for_replay(self._layer.name, name)
-                write_place((holder, name), bound_tensors[id(buffer.tensor)])
-        for module, scalars in zip(self._modules, self._scalars, strict=True):
-            for name, value in scalars.items():
-                if module.__dict__.get(name, _MISSING) is not value:
-                    module.__dict__[name] = value
-        self._bind_containers()
-        self._bind_places(undo)
-        self._cached_weights.put(undo)
 
-    def _drop_later_buffers(self) -> None:
-        """Removes buffers that the call, or a later one, has registered."""
-        for module, names in zip(self._modules, self._buffer_names, strict=True):
-            if len(module._buffers) != len(names):
-                for name in [name for name in module._buffers if name not in names]:
-                    del module._buffers[name]
-
-    def _bind_places(self, undo: Any) -> None:
+    def bind(self, undo: Any) -> None:
+        """Restores the values of places."""
         for holder, name, value, content in self._places:
             if value is MISSING:
                 undo.slot(holder, name)
@@ -355,6 +284,96 @@ class ModuleState:
                 undo.content(value)
                 undo.slot(holder, name)
                 _core.put_content(value, content)
+
+
+class ModuleState:
+    """The state before one call."""
+
+    __slots__ = (
+        "_buffer_names",
+        "_cached_weights",
+        "_containers",
+        "_generators",
+        "_layer",
+        "_modes",
+        "_modules",
+        "_parameters",
+        "_reached",
+        "_scalars",
+        "tensors",
+    )
+
+    def __init__(
+        self,
+        layer: LayerState,
+        modules: list[torch.nn.Module],
+        parameters: list[_Parameter],
+        tensors: list[tuple[dict[str, Any], str, _Buffer]],
+        scalars: list[dict[str, Any]],
+        containers: list[tuple[dict[str, Any], str, Any, Any]],
+        generators: list[Any],
+        reached: _Reached,
+        modes: list[tuple[Any, _Reached]],
+    ) -> None:
+        self._layer = layer
+        self._modules = modules
+        self._buffer_names = [tuple(module._buffers) for module in modules]
+        self._cached_weights = CachedWeights()
+        self._parameters = parameters
+        self.tensors = tensors
+        self._scalars = scalars
+        self._containers = containers
+        self._generators = [(generator, _state_of(generator)) for generator in generators]
+        self._reached = reached
+        self._modes = modes
+
+    def is_buffer(self, holder: Any) -> bool:
+        """Whether the dictionary `holder` holds the buffers of one of the modules."""
+        return any(module._buffers is holder for module in self._modules)
+
+    def settle(self) -> None:
+        """The call is over."""
+        self._layer.settle(self)
+
+    def put(self, undo: Any, left: list[Any]) -> None:
+        """Restores the state before the call; `undo` puts the present state back. Of the modes around the call, only
+        those in `left` are restored: the others are on now, and count what runs."""
+        reached = [self._reached, *(state for mode, state in self._modes if any(mode is one for one in left))]
+        for module in self._modules:
+            note_attributes(module, undo)
+        for state in reached:
+            state.note(undo)
+        self._drop_later_buffers()
+        for generator, drawn in self._generators:
+            note_generator(undo, generator)
+            set_generator(generator, drawn)
+        for parameter in self._parameters:
+            bound: dict[str, Any] = parameter.module._parameters
+            if bound.get(parameter.name) is not parameter.for_replay(self._layer.name):
+                undo.slot(bound, parameter.name)
+                bound[parameter.name] = parameter.tensor
+        bound_tensors: dict[int, torch.Tensor] = {}  # a tensor under several names is bound once
+        with torch.no_grad():
+            for holder, name, buffer in self.tensors:
+                undo.slot(holder, name)
+                if id(buffer.tensor) not in bound_tensors:
+                    bound_tensors[id(buffer.tensor)] = buffer.for_replay(self._layer.name, name)
+                write_place((holder, name), bound_tensors[id(buffer.tensor)])
+        for module, scalars in zip(self._modules, self._scalars, strict=True):
+            for name, value in scalars.items():
+                if module.__dict__.get(name, _MISSING) is not value:
+                    module.__dict__[name] = value
+        self._bind_containers()
+        for state in reached:
+            state.bind(undo)
+        self._cached_weights.put(undo)
+
+    def _drop_later_buffers(self) -> None:
+        """Removes buffers that the call, or a later one, has registered."""
+        for module, names in zip(self._modules, self._buffer_names, strict=True):
+            if len(module._buffers) != len(names):
+                for name in [name for name in module._buffers if name not in names]:
+                    del module._buffers[name]
 
     def _bind_containers(self) -> None:
         """Binds copies with the content before the call; a container under several names gets one copy."""

@@ -149,8 +149,8 @@ class ReplayRecord:
 
     def _put(self, undo: Any) -> None:
         """Restores the state before the call; `undo` puts the present state back."""
-        self.environment.put(undo)
-        self.state.put(undo)
+        left = self.environment.put(undo)
+        self.state.put(undo, left)
         if self.tiles is not None:
             self.tiles.put(undo)
 

@@ -342,10 +342,9 @@ class _Call:
     def put(self, undo: Any) -> None:
         """Restores the switches and modes of the call; `undo` puts the present ones back."""
         self._switches.put(undo)
-        self._modes.put(undo)
-        modes = self._modes.all()
-        if modes:  # they see the operators again, and may count them
-            note_reach(undo, Reach([], modes))
+        left = self._modes.put(undo)
+        if left:  # they see the operators again, and may count them
+            note_reach(undo, Reach([], left))
         undo.later(torch._C._set_grad_enabled, torch.is_grad_enabled())
         torch._C._set_grad_enabled(False)
 

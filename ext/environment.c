@@ -226,7 +226,8 @@ static PyMethodDef methods[] = {
                     "for the parts of a tuple. Ellipsis stands for one whose function raises RuntimeError."),
     MS_EXT_FUNCTION(
         "put_settings", put_settings, METH_VARARGS, "rows, values, /", "(list[tuple[Any, Any]], list[Any]) -> None",
-        "Sets the settings that differ, in the order of the rows, by the second item of each: tuples of a function, the "
+        "Sets the settings that differ, in the order of the rows, by the second item of each: tuples of a function, "
+        "the "
         "names under which it takes the last parts, and whether it takes the value. Ellipsis leaves a setting alone."),
     MS_EXT_FUNCTION(
         "set_modes", set_modes, METH_VARARGS, "length, pop, push, modes, /",

@@ -90,13 +90,13 @@ def test_one_that_fails_does_not_keep_the_others_from_being_put_back():
     assert table == {"a": 1}
 
 
-@pytest.mark.parametrize("failing", range(1, 12))
-def test_without_memory_all_that_can_be_is_put_back(failing):
-    """From the `failing`-th allocation of Python's on, every one fails, from before the undo to its end."""
+@pytest.mark.parametrize("passing", range(12))
+def test_without_memory_all_that_can_be_is_put_back(passing):
+    """Python gets memory `passing` more times, and then none, from before the undo to its end."""
     testing = pytest.importorskip("_testcapi")
     table, items, seen = {"a": 1}, [1, 2], [0, 0]
     swap = partial(seen.__setitem__, 0, 7)  # takes no memory
-    spare = [[] for _ in range(200)]  # Python keeps none for a new list
+    spare = []
 
     def change(undo):
         undo.later(testing.remove_mem_hooks)  # runs last
@@ -105,7 +105,8 @@ def test_without_memory_all_that_can_be_is_put_back(failing):
         undo.later(swap)
         table["a"] = 2
         items[0] = 3
-        testing.set_nomemory(failing, 0)
+        spare.extend([] for _ in range(200))  # Python keeps none for a new list
+        testing.set_nomemory(passing, 0)
 
     try:
         _core.guarded(change)
@@ -114,6 +115,24 @@ def test_without_memory_all_that_can_be_is_put_back(failing):
     finally:
         testing.remove_mem_hooks()
     assert table == {"a": 1} and items == [1, 2] and seen == [7, 0] and spare
+
+
+def test_an_undo_takes_no_memory_of_its_own():
+    testing = pytest.importorskip("_testcapi")
+    table, spare = {"a": 1}, []
+
+    def change(undo):
+        undo.later(testing.remove_mem_hooks)  # runs last
+        undo.slot(table, "a")
+        table["a"] = 2
+        spare.extend([] for _ in range(200))
+        testing.set_nomemory(0, 0)
+
+    try:
+        _core.guarded(change)
+    finally:
+        testing.remove_mem_hooks()
+    assert table == {"a": 1}
 
 
 def test_an_undo_takes_no_notes_while_it_runs():
@@ -131,7 +150,13 @@ def test_content_of_memory_and_of_the_users_own_classes_is_put_back():
     class List(list):
         copy = clear = extend = None
 
-    numbers, octets, number, own, items = array.array("l", [1, 2]), bytearray(b"ab"), ctypes.c_int(5), Own(a=1), List([1])
+    numbers, octets, number, own, items = (
+        array.array("l", [1, 2]),
+        bytearray(b"ab"),
+        ctypes.c_int(5),
+        Own(a=1),
+        List([1]),
+    )
     holders = (numbers, octets, number, own, items)
 
     def change(undo):

@@ -3,8 +3,8 @@ process afterwards."""
 
 from __future__ import annotations
 
-import decimal
 import copy
+import decimal
 import io
 import logging
 import os

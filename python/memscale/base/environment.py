@@ -278,7 +278,7 @@ class Environment:
         return self._modes.all()
 
     def put(self, undo: Any) -> list[Any]:
-        """Sets the recorded environment; `undo` restores the present one. Returns the modes that the caller has left."""
+        """Sets the recorded environment; `undo` restores the present one. Returns the modes that the caller left."""
         RandomState().later(undo)
         self._switches.put(undo)
         left = self._modes.put(undo)

@@ -154,7 +154,7 @@ class Reach:
     def size(self) -> int:
         """The number of attributes and cached results that were found. If it has changed, there may be more to find."""
         functions = [read_place(place) for place in self.caches]
-        cached = sum(function.cache_info().currsize for function in functions if function is not MISSING)
+        cached = sum(int(function.cache_info().currsize) for function in functions if function is not MISSING)
         return cached + sum(map(len, self.holders))
 
     def _module(self, module: torch.nn.Module) -> None:

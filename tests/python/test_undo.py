@@ -282,7 +282,7 @@ def test_what_code_says_is_not_heard_twice(capsys, caplog):
 
 
 class Cached(torch.nn.Module):
-    @functools.cache
+    @functools.cache  # noqa: B019 - what users write
     def table(self, width):
         return torch.zeros(width), Own
 

@@ -278,12 +278,12 @@ static int refill_memory(PyObject *container, PyObject *content)
 static int refill(PyObject *container, PyObject *content)
 {
     if (PyDict_Check(container)) {
-        int is_ordered = PyObject_IsInstance(container, ordered_dict);
-        if (is_ordered < 0) {
-            return -1;
-        }
         if (is_same_dict(container, content)) {
             return 0;
+        }
+        int is_ordered = PyDict_CheckExact(container) ? 0 : PyObject_IsInstance(container, ordered_dict);
+        if (is_ordered < 0) {
+            return -1;
         }
         if (is_ordered == 0) {
             PyDict_Clear(container);

@@ -452,6 +452,8 @@ def note_attributes(module: torch.nn.Module, undo: Any) -> None:
 def _note(value: Any, depth: int, undo: Any) -> None:
     """Lets `undo` restore the content of `value`, down to `depth` nested containers."""
     kind = type(value)
+    if kind in _SCALARS:
+        return
     if not is_container(value):
         if depth < 2 or isinstance(value, _OPAQUE) or kind.__module__.partition(".")[0] in _CLOSED:
             return

@@ -25,8 +25,7 @@ _here = _OnThread()
 
 def hush(undo: Any, reach: Reach) -> None:
     """Silences what the code prints, logs and warns on this thread, until `undo` runs. Other threads are heard."""
-    loggers = reach.loggers
-    if not (reach.printing or loggers or reach.warns):
+    if reach.is_silent:
         return
     undo.slot(_here.__dict__, "is_hushed")
     _here.is_hushed = True
@@ -34,7 +33,7 @@ def hush(undo: Any, reach: Reach) -> None:
         if "print" not in scope:
             undo.slot(scope, "print")
             scope["print"] = _print
-    for logger in loggers:
+    for logger in reach.loggers:
         if _filter not in logger.filters:
             undo.content(logger.filters)
             logger.filters.append(_filter)

@@ -145,6 +145,11 @@ class Reach:
                         self._attributes(parameter.__dict__, 2)
 
     @property
+    def is_silent(self) -> bool:
+        """Whether the code neither prints nor logs nor warns."""
+        return not (self.warns or self.printing or self._loggers or self._logger_names)
+
+    @property
     def loggers(self) -> list[logging.Logger]:
         """The loggers that the code has or names."""
         known = logging.root.manager.loggerDict if self._logger_names else {}
@@ -518,10 +523,13 @@ def _is_closed(value: Any) -> bool:
 def generator_state(value: Any) -> tuple[Any, Any] | None:
     """The functions that read and restore a random generator's state; None for any other value."""
     kind = type(value)
-    if isinstance(value, torch.Generator):
+    if kind in _SCALARS or kind in _CONTAINERS:
+        return None
+    bases = kind.__mro__  # isinstance() takes a microsecond for torch's class
+    if torch.Generator in bases:
         return value.get_state, value.set_state
-    if isinstance(value, random.Random):
-        return (value.getstate, value.setstate) if not isinstance(value, random.SystemRandom) else None
+    if random.Random in bases:
+        return (value.getstate, value.setstate) if random.SystemRandom not in bases else None
     if kind.__module__ not in _NUMPYS:
         return None
     if kind.__name__ == "RandomState":

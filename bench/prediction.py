@@ -3,7 +3,7 @@
     python bench/prediction.py [--case NAME]... [--output FILE] [--markdown FILE]
 
 Every run is a process of its own. An unmodified run is predicted by `memscale.plan()` and
-then trained without memscale; its C library is told to map blocks of 1 MiB and more
+then trained without memscale; its C library is told to map blocks of 128 KiB and more
 exactly, because what glibc keeps of freed memory is no property of the model; its step is
 timed in a second process, as glibc is. It holds its outputs and clears gradients after the
 forward, which is the loop that such a plan assumes.
@@ -30,7 +30,7 @@ from typing import Any
 
 MEDIAN_PEAK, WORST_PEAK, MEDIAN_TIME = 0.01, 0.03, 0.15
 WARM_STEPS, MEASURED_STEPS = 4, 3
-EXACT_MAPS = "glibc.malloc.mmap_threshold=1048576:glibc.malloc.trim_threshold=1048576"
+EXACT_MAPS = "glibc.malloc.mmap_threshold=131072:glibc.malloc.trim_threshold=1048576"
 
 # A planned run: what part of the way from the smallest budget to the need it is given, and
 # fields of the configuration.
@@ -317,7 +317,7 @@ def markdown(rows: list[dict[str, Any]], summary: dict[str, Any]) -> str:
         f"`bench/prediction.py`: {summary['combinations']} combinations of model, batch, sequence and plan on "
         f"{os.cpu_count()} CPUs ({platform.machine()}), load average {os.getloadavg()[2]:.1f}, fp32, AdamW. Peaks are "
         "resident memory of the process, in GB. The last three of seven steps are measured, against the plan in force "
-        "in them; unmodified runs against `memscale.plan()` before their first step, with blocks of 1 MiB and more "
+        "in them; unmodified runs against `memscale.plan()` before their first step, with blocks of 128 KiB and more "
         "mapped exactly, and timed in a second process without that. A run's name says what part of the way from the "
         "smallest budget to the need it was given.",
         "",

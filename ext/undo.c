@@ -12,9 +12,14 @@ typedef enum note { NOTE_CALL, NOTE_SLOT, NOTE_CONTENT, NOTE_HOOKS } note;
 
 static PyTypeObject *undo_type;
 static PyObject *missing; /* stands for the value of a slot that does not exist */
+static PyObject *ordered_dict;
 
 static int append(undo *self, note what, PyObject *object, PyObject *value)
 {
+    if (self->log == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "the undo has begun: it takes no more notes");
+        return -1;
+    }
     PyObject *entry = Py_BuildValue("(iOO)", (int)what, object, value);
     int rc = entry != NULL ? PyList_Append(self->log, entry) : -1;
     Py_XDECREF(entry);
@@ -79,12 +84,23 @@ static PyObject *note_slot(PyObject *object, PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* A copy of what a container, or memory, holds; of Python's own class where the user's might run code. */
 static PyObject *copy_of(PyObject *container)
 {
     if (PyDict_Check(container)) {
         return PyDict_Copy(container);
     }
-    return PyObject_CallMethod(container, "copy", NULL);
+    if (PyList_Check(container)) {
+        return PyList_GetSlice(container, 0, PyList_Size(container));
+    }
+    if (PyAnySet_Check(container)) {
+        return PySet_New(container);
+    }
+    if (PyObject_HasAttrString(container, "extend") && PyObject_CheckBuffer(container)) { /* bytearray, array */
+        return PySequence_GetSlice(container, 0, PySequence_Size(container));
+    }
+    return PyObject_CheckBuffer(container) ? PyBytes_FromObject(container)
+                                           : PyObject_CallMethod(container, "copy", NULL);
 }
 
 static PyObject *note_content(PyObject *object, PyObject *container)
@@ -238,17 +254,42 @@ static int call_method(PyObject *object, const char *name, PyObject *argument)
     return done != NULL ? 0 : -1;
 }
 
+/* Of a bytearray or an array, whose size may have changed, or of a number or structure of C's. */
+static int refill_memory(PyObject *container, PyObject *content)
+{
+    Py_buffer to, from;
+    if (PyObject_GetBuffer(container, &to, PyBUF_WRITABLE) != 0) {
+        return -1;
+    }
+    if (PyObject_GetBuffer(content, &from, PyBUF_SIMPLE) != 0) {
+        PyBuffer_Release(&to);
+        return -1;
+    }
+    bool is_same_size = to.len == from.len;
+    if (is_same_size) {
+        memcpy(to.buf, from.buf, (size_t)from.len);
+    }
+    PyBuffer_Release(&from);
+    PyBuffer_Release(&to);
+    return is_same_size ? 0 : PySequence_SetSlice(container, 0, PySequence_Size(container), content);
+}
+
 /* Restores in place, so that every holder of the container sees its old content. */
 static int refill(PyObject *container, PyObject *content)
 {
-    if (PyDict_CheckExact(container)) {
-        return is_same_dict(container, content) ? 0 : (PyDict_Clear(container), PyDict_Update(container, content));
-    }
-    if (PyDict_Check(container)) { /* OrderedDict, Counter, defaultdict: their own clear() and item assignment */
-        if (PyDict_Size(container) == PyDict_Size(content) && is_same_dict(container, content)) {
+    if (PyDict_Check(container)) {
+        if (is_same_dict(container, content)) {
             return 0;
         }
-        if (call_method(container, "clear", NULL) != 0) {
+        int is_ordered = PyDict_CheckExact(container) ? 0 : PyObject_IsInstance(container, ordered_dict);
+        if (is_ordered < 0) {
+            return -1;
+        }
+        if (is_ordered == 0) {
+            PyDict_Clear(container);
+            return PyDict_Update(container, content);
+        }
+        if (call_method(container, "clear", NULL) != 0) { /* it keeps an order of its own */
             return -1;
         }
         PyObject *items = PyDict_Items(content);
@@ -270,13 +311,19 @@ static int refill(PyObject *container, PyObject *content)
         }
         return call_method(container, "clear", NULL) == 0 ? call_method(container, "update", content) : -1;
     }
+    if (PyObject_CheckBuffer(container)) {
+        return refill_memory(container, content);
+    }
     return call_method(container, "clear", NULL) == 0 ? call_method(container, "extend", content) : -1; /* deque */
 }
 
 static int put_content(PyObject *container, PyObject *content)
 {
     PyObject *now = copy_of(container); /* keeps the removed items until all is restored: finalizers may run Python */
-    int rc = now != NULL ? refill(container, content) : -1;
+    if (now == NULL) {
+        PyErr_Clear(); /* without memory, they run earlier */
+    }
+    int rc = refill(container, content);
     Py_XDECREF(now);
     return rc;
 }
@@ -299,11 +346,12 @@ static int put_back(PyObject *entry)
     return 0;
 }
 
-/* Undoes the notes, the last first. Continues after a failure; -1 with the first exception. */
+/* Undoes the notes, the last first. Continues after a failure; -1 with the first exception. It takes no memory of its
+ * own, because the call may have failed for want of it. */
 static int restore(undo *self)
 {
     PyObject *type = NULL, *value = NULL, *traceback = NULL, *log = self->log;
-    self->log = PyList_New(0);
+    self->log = NULL;
     for (Py_ssize_t i = PyList_Size(log); i-- > 0;) {
         if (put_back(PyList_GetItem(log, i)) != 0) {
             if (type == NULL) {
@@ -317,7 +365,7 @@ static int restore(undo *self)
     if (type != NULL) {
         PyErr_Restore(type, value, traceback);
     }
-    return type != NULL || self->log == NULL ? -1 : 0;
+    return type != NULL ? -1 : 0;
 }
 
 PyObject *ms_ext_guarded(PyObject *function, PyObject *args)
@@ -386,7 +434,7 @@ static PyMethodDef undo_methods[] = {
                   "Notes a dictionary's item or an object's attribute; the undo restores it, or deletes it if it is "
                   "missing now."),
     MS_EXT_METHOD("content", note_content, METH_O, "container, /", "(object) -> None",
-                  "Notes the items of a list, dictionary, set or deque; the undo restores them in place."),
+                  "Notes what a container or memory holds, as content() does; the undo restores it in place."),
     MS_EXT_METHOD("hold", hold, METH_O, "lock, /", "(object) -> None", "Takes the lock; the undo releases it."),
     MS_EXT_METHOD("hooks", note_hooks, METH_NOARGS, "/", "() -> None",
                   "The undo pops saved-tensor hooks that are pushed from now on."),
@@ -395,7 +443,27 @@ static PyMethodDef undo_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+static PyObject *content(PyObject *module, PyObject *container)
+{
+    (void)module;
+    return copy_of(container);
+}
+
+static PyObject *set_content(PyObject *module, PyObject *args)
+{
+    (void)module;
+    PyObject *container, *content;
+    if (!PyArg_ParseTuple(args, "OO:put_content", &container, &content) || put_content(container, content) != 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
+    MS_EXT_FUNCTION("content", content, METH_O, "container, /", "(object) -> Any",
+                    "A copy of what a list, dictionary, set, deque, bytearray, array or number of C's holds."),
+    MS_EXT_FUNCTION("put_content", set_content, METH_VARARGS, "container, content, /", "(object, object) -> None",
+                    "Puts what content() returned back in its place."),
     MS_EXT_FUNCTION(
         "guarded", guarded, METH_VARARGS, "function, /, *args", "(Callable[..., Any], Any) -> Any",
         "Calls function(undo, *args). Then undoes the changes noted in the Undo, exception or not, in one call "
@@ -419,7 +487,10 @@ int ms_ext_add_undo(PyObject *module)
         .slots = slots,
     };
     missing = PyObject_CallObject((PyObject *)&PyBaseObject_Type, NULL);
-    if (missing == NULL || ms_ext_add_type(module, &spec, &undo_type) != 0) {
+    PyObject *collections = PyImport_ImportModule("collections");
+    ordered_dict = collections != NULL ? PyObject_GetAttrString(collections, "OrderedDict") : NULL;
+    Py_XDECREF(collections);
+    if (missing == NULL || ordered_dict == NULL || ms_ext_add_type(module, &spec, &undo_type) != 0) {
         return -1;
     }
     return PyModule_AddFunctions(module, methods);

@@ -233,6 +233,7 @@ typedef struct ms_graph {
     ms_residents residents;
     ms_loop loop;
     bool small_products; /* no matrix product of the step is large enough to need packing buffers */
+    bool convolutions; /* the step has some, whose code is generated in the process */
     uint32_t storage_count;
     ms_storage *storages;
     uint32_t profile_count;

@@ -25,7 +25,7 @@ extern "C" {
 #endif
 
 /* Smaller blocks stay with libc. */
-#define MS_HOSTMEM_MIN_BYTES ((size_t)1 << 20)
+#define MS_HOSTMEM_MIN_BYTES ((size_t)128 << 10)
 
 /* How the allocator was taken over. */
 typedef enum ms_hostmem_means {

@@ -73,7 +73,7 @@ typedef struct ms_replay {
     uint64_t peak_bytes;       /* of the training device, caches included: the bytes that a budget limits */
     uint64_t peak_live_bytes;  /* of tensors alone: residents included; caches, slab and scratch excluded */
     uint64_t first_step_peak_bytes; /* optimizer state is allocated at that step's end */
-    uint64_t small_peak_bytes; /* of tensors below 1 MiB, state included; libc keeps their memory */
+    uint64_t small_peak_bytes; /* of tensors below 128 KiB, state included; libc keeps their memory */
     uint32_t peak_node;        /* the node at the peak; node_count: the optimizer */
     bool peak_in_backward;
     uint64_t step_ns;          /* forward + backward + optimizer, stalls included */

@@ -285,7 +285,7 @@ class Trace:
 class Undo:
     """Notes of the changes that guarded() undoes when it ends."""
     def content(self, container: object, /) -> None:
-        """Notes the items of a list, dictionary, set or deque; the undo restores them in place."""
+        """Notes what a container or memory holds, as content() does; the undo restores it in place."""
     def hold(self, lock: object, /) -> None:
         """Takes the lock; the undo releases it."""
     def hooks(self) -> None:
@@ -348,6 +348,9 @@ def config_for_shards(config: str, /) -> str:
 
 def config_validate(json: str, /) -> str:
     """The config with every field written out. Raises ConfigError."""
+
+def content(container: object, /) -> Any:
+    """A copy of what a list, dictionary, set, deque, bytearray, array or number of C's holds."""
 
 def counter_metrics() -> list[tuple[str, str, str, int]]:
     """The name of each counter, its metric's name and help text, and the divisor that converts its value to the
@@ -619,8 +622,21 @@ def process_memory() -> dict[str, int]:
 def progress_line(history: object, /) -> str | None:
     """One line about the run after its last step; None before the first."""
 
+def put_content(container: object, content: object, /) -> None:
+    """Puts what content() returned back in its place."""
+
+def put_settings(rows: list[tuple[Any, Any]], values: list[Any], /) -> None:
+    """Sets the settings that differ, in the order of the rows, by the second item of each: tuples of a function, the
+    names under which it takes the last parts, and whether it takes the value. Ellipsis leaves a setting alone.
+    """
+
 def ranks_agree(documents: list[tuple[str, str]], local_ranks: int, /) -> tuple[str, str]:
     """Combines the hardware and config of all ranks, rank 0's first, into one pair for a common plan."""
+
+def read_settings(rows: list[tuple[Any, Any]], /) -> list[Any]:
+    """The value of each setting, by the first item of its row: a function, or a tuple of functions for the parts of a
+    tuple. Ellipsis stands for one whose function raises RuntimeError.
+    """
 
 def report_html(
     model: str,

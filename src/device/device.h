@@ -129,7 +129,7 @@ const ms__device_kind *ms__device_kind_of(ms_device_kind id);
 
 /* Blocks from this size on are maps of hostmem's: whole pages, faulted in, cacheable. Equals
  * MS_HOSTMEM_MIN_BYTES, which belongs to another room. */
-#define MS__MAP_MIN_BYTES ((uint64_t)1 << 20)
+#define MS__MAP_MIN_BYTES ((uint64_t)128 << 10)
 #define MS__PAGE_BYTES ((uint64_t)4096)
 
 /* ---- calls that may fail ----------------------------------------------------------- */

@@ -162,6 +162,9 @@ char *ms_graph_to_json(const ms_graph *graph)
     if (graph->small_products) {
         ms__json_put_bool(&writer, tree, "small_products", true);
     }
+    if (graph->convolutions) {
+        ms__json_put_bool(&writer, tree, "convolutions", true);
+    }
     put_storages(&writer, tree, graph);
     put_profiles(&writer, tree, graph);
     put_nodes(&writer, tree, graph);

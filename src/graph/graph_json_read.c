@@ -234,8 +234,8 @@ static int read_nodes(const ms__json_at *root, ms_graph *graph)
 
 static int read_graph(const ms__json_at *root, ms_graph *graph)
 {
-    static const char *const names[] = {"version", "model",    "signature", "source", "residents",
-                                        "loop",    "storages", "profiles",  "nodes",  "small_products"};
+    static const char *const names[] = {"version",  "model",    "signature", "source",         "residents",   "loop",
+                                        "storages", "profiles", "nodes",     "small_products", "convolutions"};
     static int (*const parts[])(const ms__json_at *, ms_graph *) = {read_storages, read_profiles, read_nodes};
     int rc = ms__json_version(root, MS__GRAPH_VERSION, MS__GRAPH_VERSION, NULL);
     if (rc == MS_OK) {
@@ -258,6 +258,9 @@ static int read_graph(const ms__json_at *root, ms_graph *graph)
     }
     if (rc == MS_OK && ms__json_has(root, "small_products")) {
         rc = ms__json_bool(root, "small_products", &graph->small_products);
+    }
+    if (rc == MS_OK && ms__json_has(root, "convolutions")) {
+        rc = ms__json_bool(root, "convolutions", &graph->convolutions);
     }
     for (size_t i = 0; rc == MS_OK && i < COUNT_OF(parts); i++) {
         rc = parts[i](root, graph);

@@ -187,8 +187,9 @@ static bool slots_take(const char *name, char reason[MS__GOT_SLOT_REASON_MAX])
 
 /* ---- without the slots -------------------------------------------------- */
 
-/* Keeps the heap's top from shrinking and growing at every free. */
-enum { TRIM_THRESHOLD_BYTES = 8 << 20 };
+/* Maps of glibc are not cached, so smaller blocks would fault too often. The other keeps the heap's top from
+ * shrinking and growing at every free. */
+enum { FALL_BACK_MMAP_BYTES = 1 << 20, TRIM_THRESHOLD_BYTES = 8 << 20 };
 
 #if defined(__GLIBC__)
 /* Whether `malloc` is glibc's own. Looks at the target of this library's calls: in a program at
@@ -218,7 +219,7 @@ static bool is_malloc_glibcs(void)
 static bool glibc_set_thresholds(void)
 {
 #if defined(__GLIBC__)
-    return is_malloc_glibcs() && mallopt(M_MMAP_THRESHOLD, (int)MS_HOSTMEM_MIN_BYTES) == 1 &&
+    return is_malloc_glibcs() && mallopt(M_MMAP_THRESHOLD, FALL_BACK_MMAP_BYTES) == 1 &&
            mallopt(M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES) == 1;
 #else
     return false;
@@ -278,7 +279,7 @@ static int install_locked(const char *name, notice *note, ms_error *err)
         atomic_store(&self->means, MS_HOSTMEM_SLOTS);
         note->level = MS_LOG_INFO;
         snprintf(note->text, sizeof note->text,
-                 "CPU tensors of 1 MiB and more get memory maps of their own (through %s)", name);
+                 "CPU tensors of 128 KiB and more get memory maps of their own (through %s)", name);
     } else {
         atomic_store(&self->means, glibc_fall_back(note));
     }

@@ -11,8 +11,8 @@
 #include "base/units.h"
 
 enum {
-    GRANULE_BITS = 20,
-    LEAF_BITS = 13,    /* a leaf covers 8 GiB */
+    GRANULE_BITS = 17,
+    LEAF_BITS = 13,    /* a leaf covers 1 GiB */
     ADDRESS_BITS = 48, /* mmap()'s addresses without a hint, on every 64-bit Linux */
     ROOT_BITS = ADDRESS_BITS - GRANULE_BITS - LEAF_BITS
 };

@@ -1,7 +1,7 @@
 /*
  * table.h - from an address to the block of hostmem that holds it.
  *
- * A radix of two levels over 1 MiB granules. Blocks are at least a granule long, so at most one
+ * A radix of two levels over 128 KiB granules. Blocks are at least a granule long, so at most one
  * starts in a granule and at most one reaches into it from below: two pointers are enough, and a
  * look-up is two loads. Look-ups take no lock; changes are made under the lock of heap.c. Nodes
  * and blocks live in maps that are never freed, so a look-up that loses a race reads stale

@@ -344,7 +344,9 @@ int ms_trace_op(ms_trace *trace, const char *name, const ms_operand *inputs, siz
     event.flops = ms__flops(name, inputs, input_count, outputs, output_count);
     event.draws = ms__draws(name, outputs, output_count);
     event.evaluations = ms__evaluations(name, inputs, input_count, outputs, output_count, event.flops);
-    trace->has_large_product |= event.flops >= LARGE_PRODUCT_FLOPS && !ms__is_convolution(name);
+    bool is_convolution = ms__is_convolution(name);
+    trace->has_large_product |= event.flops >= LARGE_PRODUCT_FLOPS && !is_convolution;
+    trace->has_convolution |= is_convolution;
     trace->last_work = event;
     trace->last_write = ms__trace_write_of(name, inputs, input_count, outputs, output_count);
     return event.bytes != 0 || event.flops != 0 ? ms__trace_record(trace, event, err) : MS_OK;

@@ -497,6 +497,7 @@ static int build_graph(builder *b, ms_error *err)
     if (rc == MS_OK) {
         b->graph->residents = trace->residents;
         b->graph->small_products = !trace->has_large_product;
+        b->graph->convolutions = trace->has_convolution;
         assume_loop(trace, b->graph);
     }
     return rc;

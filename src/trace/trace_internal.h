@@ -124,7 +124,7 @@ struct ms_trace {
     MS__ARRAY(uint32_t) old_gradients; /* lives from before the step */
 
     ms_event last_work; /* of the last operator */
-    bool has_large_product;
+    bool has_large_product, has_convolution;
     trace_write last_write;
     trace_sum sum;
 

@@ -26,7 +26,7 @@ def rows_of(script: str) -> list[list[int]]:
 
 
 def start() -> None:
-    """Starts counting storages of 1 MiB and more; must be called before the first tensor is made."""
+    """Starts counting storages of 128 KiB and more; must be called before the first tensor is made."""
     import torch
     import transformers
 

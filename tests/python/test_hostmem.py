@@ -1,4 +1,4 @@
-"""hostmem under real torch: every CPU storage of 1 MiB and more is counted to the page, results don't change, and
+"""hostmem under real torch: every CPU storage of 128 KiB and more is counted to the page, results don't change, and
 resident memory follows the live bytes."""
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ nn = torch.nn
 from memscale import _core  # noqa: E402
 
 MIB = 1 << 20
+SMALLEST = 128 << 10  # bytes of the smallest storage that hostmem maps (MS_HOSTMEM_MIN_BYTES)
 PAGE = os.sysconf("SC_PAGESIZE")
 
 
@@ -31,7 +32,7 @@ def whole_pages(size: int) -> int:
 
 def counted(storages: dict[int, int]) -> int:
     """The live bytes that hostmem must report for storages {address: bytes}."""
-    return sum(whole_pages(size) for size in storages.values() if size >= MIB)
+    return sum(whole_pages(size) for size in storages.values() if size >= SMALLEST)
 
 
 def storages_of(*tensors) -> dict[int, int]:
@@ -145,8 +146,8 @@ def tensors_of(value):
 # ---- counting ---------------------------------------------------------------
 
 
-def test_storages_from_one_mebibyte_on_are_ours(hostmem):
-    for size in (MIB, MIB + 1, 2 * MIB, 5 * MIB + 123):
+def test_storages_from_128_kib_on_are_ours(hostmem):
+    for size in (SMALLEST, SMALLEST + 1, MIB, 5 * MIB + 123):
         tensor = torch.empty(size, dtype=torch.uint8)
         assert is_ours(tensor)
         inside = _core.hostmem_find(tensor.data_ptr() + size - 1)
@@ -155,7 +156,7 @@ def test_storages_from_one_mebibyte_on_are_ours(hostmem):
         assert live_bytes() == whole_pages(size)
         del tensor
         assert live_bytes() == 0
-    small = torch.empty(MIB - 1, dtype=torch.uint8)
+    small = torch.empty(SMALLEST - 1, dtype=torch.uint8)
     assert _core.hostmem_find(small.data_ptr()) is None
     assert live_bytes() == 0
 

@@ -415,7 +415,7 @@ def test_a_real_step_is_marked_as_a_traced_one():
         assert [event[0] for event in profile[program] if event[0].startswith("loss")] == ["loss", "loss_end"]
 
 
-# The model's logits are almost its only tensors of 1 MiB and more.
+# The model's logits are almost its only tensors with maps of their own.
 _MEASURE = textwrap.dedent(
     """
     import planned_steps

@@ -265,7 +265,7 @@ _MEASURE = textwrap.dedent(
     from memscale.tracing.profiler import MemoryProfiler
     from memscale.session.session import Session
     torch.set_num_threads(1)
-    _core.hostmem_install()  # counts tensors of 1 MiB and more
+    _core.hostmem_install()  # counts tensors of 128 KiB and more
     config = memscale.Config(force_optimize=True, enable_logging=False)
     x = torch.randn(600, 1024)
 

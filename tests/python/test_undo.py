@@ -3,15 +3,22 @@ state can be set and is restored."""
 
 from __future__ import annotations
 
+import array
 import collections
+import ctypes
+import functools
 import itertools
+import logging
 import threading
+import warnings
+from functools import partial
 
 import pytest
 import torch
 
 from memscale import _core
 from memscale.base.environment import Environment, Switches
+from memscale.model.quiet import hush
 from memscale.model.reach import Reach
 
 
@@ -83,6 +90,109 @@ def test_one_that_fails_does_not_keep_the_others_from_being_put_back():
     assert table == {"a": 1}
 
 
+@pytest.mark.parametrize("passing", range(12))
+def test_without_memory_all_that_can_be_is_put_back(passing):
+    """Python gets memory `passing` more times, and then none, from before the undo to its end."""
+    testing = pytest.importorskip("_testcapi")
+    table, items, seen = {"a": 1}, [1, 2], [0, 0]
+    swap = partial(seen.__setitem__, 0, 7)  # takes no memory
+    spare = []
+
+    def change(undo):
+        undo.later(testing.remove_mem_hooks)  # runs last
+        undo.slot(table, "a")
+        undo.content(items)
+        undo.later(swap)
+        table["a"] = 2
+        items[0] = 3
+        spare.extend([] for _ in range(200))  # Python keeps none for a new list
+        testing.set_nomemory(passing, 0)
+
+    try:
+        _core.guarded(change)
+    except MemoryError:
+        pass
+    finally:
+        testing.remove_mem_hooks()
+    assert table == {"a": 1} and items == [1, 2] and seen == [7, 0] and spare
+
+
+def test_an_undo_takes_no_memory_of_its_own():
+    testing = pytest.importorskip("_testcapi")
+    table, spare = {"a": 1}, []
+
+    def change(undo):
+        undo.later(testing.remove_mem_hooks)  # runs last
+        undo.slot(table, "a")
+        table["a"] = 2
+        spare.extend([] for _ in range(200))
+        testing.set_nomemory(0, 0)
+
+    try:
+        _core.guarded(change)
+    finally:
+        testing.remove_mem_hooks()
+    assert table == {"a": 1}
+
+
+def test_an_undo_takes_no_notes_while_it_runs():
+    kept = []
+    _core.guarded(kept.append)
+    with pytest.raises(RuntimeError, match="no more notes"):
+        kept[0].slot({}, "a")
+
+
+def test_content_of_memory_and_of_the_users_own_classes_is_put_back():
+    class Own(dict):
+        def clear(self):
+            raise AssertionError("code of the user's runs")
+
+    class List(list):
+        copy = clear = extend = None
+
+    numbers, octets, number, own, items = (
+        array.array("l", [1, 2]),
+        bytearray(b"ab"),
+        ctypes.c_int(5),
+        Own(a=1),
+        List([1]),
+    )
+    holders = (numbers, octets, number, own, items)
+
+    def change(undo):
+        for holder in holders:
+            undo.content(holder)
+        numbers.append(3)
+        octets[:] = b"abc"
+        number.value = 6
+        own["b"] = 2
+        items[:] = []
+
+    _core.guarded(change)
+    assert numbers.tolist() == [1, 2] and octets == b"ab" and number.value == 5 and own == {"a": 1} and items == [1]
+
+
+def test_settings_that_are_changed_meanwhile_are_put_back():
+    settings = Switches()
+
+    def replay(undo):
+        settings.put(undo)
+        torch.set_default_dtype(torch.float64)
+        torch.set_printoptions(precision=7)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.set_flush_denormal(True)
+        torch.set_default_device("cpu")
+
+    before = settings._values
+
+    def whole(undo):
+        Environment().put(undo)
+        replay(undo)
+
+    _core.guarded(whole)
+    assert Switches()._values == before and torch._C._len_torch_function_stack() == 0
+
+
 def test_saved_tensor_hooks_are_popped():
     top = torch._C._autograd._top_saved_tensors_default_hooks
 
@@ -140,6 +250,60 @@ class Drawing(torch.nn.Module):
 class Counting(torch.nn.Module):
     def forward(self, x):
         return x * next(_numbers)
+
+
+class Talking(torch.nn.Module):
+    def forward(self, x):
+        print("called")
+        logging.getLogger("memscale.tests.talking").warning("called")
+        warnings.warn("called", stacklevel=1)
+        return x
+
+
+def test_what_code_says_is_not_heard_twice(capsys, caplog):
+    logging.getLogger("memscale.tests.talking")
+    layer = Talking()
+    reach = Reach([layer])
+
+    def replay(undo):
+        hush(undo, reach)
+        other = threading.Thread(target=print, args=("other",))
+        other.start()
+        other.join()
+        return layer(1)
+
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        _core.guarded(replay)
+        assert (capsys.readouterr().out, caplog.records, heard) == ("other\n", [], [])
+        layer(1)
+        assert (capsys.readouterr().out, len(caplog.records), len(heard)) == ("called\n", 1, 1)
+    assert "print" not in globals()
+
+
+class Cached(torch.nn.Module):
+    @functools.cache  # noqa: B019 - what users write
+    def table(self, width):
+        return torch.zeros(width), Own
+
+    def forward(self, x):
+        return x + self.table(3)[0] * Own.scale
+
+
+class Own:
+    scale = 1.0
+
+
+class Saving(torch.nn.Module):
+    def forward(self, x):
+        torch.save(x, self.path)
+        return x
+
+
+def test_code_reaches_caches_and_classes_and_says_what_it_changes():
+    reach = Reach([Cached()])
+    assert (Cached, "table") in reach.caches and (Own, "scale") in reach.places and reach.obstacle is None
+    assert Reach([Saving()]).obstacle == "its code calls torch.save()"
 
 
 def test_code_says_what_it_reaches():

@@ -12,7 +12,7 @@ import contextvars
 import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -22,13 +22,12 @@ from ..device import ACCELERATORS, AUTOCAST_KINDS, RandomState
 
 __all__ = ["Environment", "Modes", "Switches", "enable_hooks", "without_modes"]
 
-_Calls = list[Callable[[], Any]]
-_Row = tuple[Callable[[], Any], Callable[[Any], _Calls]]
-"""A function that reads a setting, and one that returns the calls that set it to a value. These calls run builtins
-only, because an interrupt can come between any two bytecodes."""
+_Writer = tuple[Any, tuple[str, ...], bool]
+"""A function, the names under which it takes the last parts of the value, and whether it takes the value at all."""
 
-_UNREADABLE = object()
-"""The value of a setting that torch refuses to read, such as an old precision setting after a new one split it."""
+_Row = tuple[Any, tuple[_Writer, ...]]
+"""A function that reads a setting (or one for each part of its value), and what sets it. All of them are builtins,
+because C calls them where no interrupt may come."""
 
 _PRECISIONS = [
     ("generic", "all"),
@@ -61,38 +60,47 @@ _FLAGS = [
     "cublas_allow_fp16_accumulation",
     "cublas_allow_fp16_reduced_precision_reduction",
     "cublas_allow_bf16_reduced_precision_reduction",
+    "qengine",
+    "deterministic_fill_uninitialized_memory",
+]
+
+_GPU_FLAGS = [
     "miopen_immediate",
     "blas_preferred_backend",
     "linalg_preferred_backend",
     "rocm_fa_preferred_backend",
     "sm_carveout_experimental",
-    "qengine",
-    "deterministic_fill_uninitialized_memory",
 ]
 
 
 def _rows() -> list[_Row]:
     """The table of settings: each selects kernels, changes their results, or can be read by a layer. Random
-    states are kept apart. Settings that this build of torch lacks are left out."""
+    states are kept apart. Settings that this build of torch lacks are left out. Precisions come last, the wider
+    ones first, because narrower ones may follow them."""
     c = torch._C
+    printing = vars(torch._tensor_str.PRINT_OPTS)
     rows: list[_Row] = [
         _row(torch.get_num_threads, torch.set_num_threads),  # must be first; see Switches.note()
         _row(_core.float_control, _core.set_float_control),
         _row(torch.get_default_dtype, c._set_default_dtype),
         _row(torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
-        _row(torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled),
-        (_deterministic, _set_deterministic),
-        (_anomaly, _set_anomaly),
-        (partial(warnings.__dict__.get, "filters"), _set_filters),
+        *_attribute(torch.backends.mha, "_is_fastpath_enabled"),
+        (
+            (c._get_deterministic_algorithms, c._get_deterministic_algorithms_warn_only),
+            ((c._set_deterministic_algorithms, ("warn_only",), True),),
+        ),
+        ((torch.is_anomaly_enabled, torch.is_anomaly_check_nan_enabled), ((torch.set_anomaly_enabled, (), True),)),
+        _filters(),
         *_attribute(torch.backends.opt_einsum, "enabled"),
         *_attribute(torch.backends.opt_einsum, "strategy"),
+        _row(printing.copy, printing.update),
     ]
     for device in AUTOCAST_KINDS:
         rows += [
             _row(partial(torch.is_autocast_enabled, device), partial(torch.set_autocast_enabled, device)),
             _row(partial(torch.get_autocast_dtype, device), partial(torch.set_autocast_dtype, device)),
         ]
-    for flag in _FLAGS:
+    for flag in [*_FLAGS, *(_GPU_FLAGS if any(kind.is_there() for kind in ACCELERATORS) else ())]:
         getter, setter = flag if isinstance(flag, tuple) else (f"_get_{flag}", f"_set_{flag}")
         read, write = getattr(c, getter, None), getattr(c, setter, None)
         if read is not None and write is not None:
@@ -103,7 +111,7 @@ def _rows() -> list[_Row]:
 def _precisions() -> list[_Row]:
     """The rows of precisions. Old settings come first, because each of them sets some of the new ones."""
     c, rows = torch._C, []
-    for name in _OLD_PRECISIONS:
+    for name in ("cudnn_allow_tf32", "float32_matmul_precision"):
         read, write = getattr(c, f"_get_{name}", None), getattr(c, f"_set_{name}", None)
         if read is not None and write is not None:
             rows.append(_row(read, write))
@@ -114,7 +122,7 @@ def _precisions() -> list[_Row]:
 
 
 def _row(read: Any, write: Any) -> _Row:
-    return read, lambda value: [partial(write, *value) if type(value) is tuple else partial(write, value)]
+    return read, ((write, (), True),)
 
 
 def _attribute(holder: Any, name: str) -> list[_Row]:
@@ -124,25 +132,10 @@ def _attribute(holder: Any, name: str) -> list[_Row]:
     return [_row(partial(attributes.get, name), partial(attributes.__setitem__, name))]
 
 
-def _deterministic() -> tuple[bool, bool]:
-    return torch._C._get_deterministic_algorithms(), torch._C._get_deterministic_algorithms_warn_only()
-
-
-def _set_deterministic(value: tuple[bool, bool]) -> _Calls:
-    return [partial(torch._C._set_deterministic_algorithms, value[0], warn_only=value[1])]
-
-
-def _anomaly() -> tuple[bool, bool]:
-    return torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
-
-
-def _set_anomaly(value: tuple[bool, bool]) -> _Calls:
-    return [partial(torch.set_anomaly_enabled, *value)]
-
-
-def _set_filters(value: Any) -> _Calls:
+def _filters() -> _Row:
+    read, (write,) = _attribute(warnings, "filters")[0]
     mutated = getattr(warnings, "_filters_mutated", None)
-    return [partial(warnings.__dict__.__setitem__, "filters", value), *([mutated] if mutated is not None else [])]
+    return read, (write, *(((mutated, (), False),) if mutated is not None else ()))
 
 
 class Switches:
@@ -150,90 +143,30 @@ class Switches:
 
     __slots__ = ("_values",)
 
-    _readers: list[Callable[[], Any]] = []
-    _writers: list[Callable[[Any], _Calls]] = []
+    _rows: list[_Row] = []
     _precisions = 0
 
     def __init__(self) -> None:
-        if not Switches._readers:
-            rows = _rows()
-            Switches._readers = [read for read, _ in rows]
-            Switches._writers = [write for _, write in rows]
+        if not Switches._rows:
+            Switches._rows = _rows()
             Switches._precisions = len(_precisions())
-        self._values = _read_all(Switches._readers)
+        self._values = _core.read_settings(Switches._rows)
 
     def note(self, undo: Any) -> None:
-        """Makes `undo` restore every setting except precisions and the number of threads.
+        """Makes `undo` restore every setting that differs then, except precisions and the number of threads.
 
         torch's precisions stop following one another once they are written. And torch starts a thread
         when the number of threads is written.
         """
-        rows = list(zip(Switches._writers, self._values, strict=True))
-        for write, value in reversed(rows[1 : len(rows) - Switches._precisions]):
-            if value is not _UNREADABLE:
-                for call in reversed(write(value)):
-                    undo.later(call)
+        own = slice(1, len(Switches._rows) - Switches._precisions)
+        undo.later(_core.put_settings, Switches._rows[own], self._values[own])
 
     def put(self, undo: Any) -> None:
-        """Restores that moment's settings, until `undo` restores the present ones."""
-        now = _read_all(Switches._readers)
-        if now == self._values:
-            return
-        rows = list(zip(Switches._writers, now, self._values, strict=True))
-        own = len(rows) - Switches._precisions
-        differing = [
-            row for row in rows[:own] if row[1] != row[2] and row[1] is not _UNREADABLE and row[2] is not _UNREADABLE
-        ]
-        calls = [(write(before), write(value)) for write, before, value in differing]
-        for back, _ in reversed(calls):
-            _later(undo, back)
-        for _, ahead in calls:
-            for call in ahead:
-                call()
-        if now[own:] != self._values[own:]:
-            self._put_precisions(undo, own, rows[own:])
-
-    def _put_precisions(self, undo: _core.Undo, own: int, rows: list[Any]) -> None:
-        """Sets the precisions that differ, the wider ones first, because narrower ones may follow them. An old
-        setting changes new ones, so every row after it is set again when `undo` runs."""
-        is_old = False
-        noted: list[_Calls] = []
-        for place, (write, before, value) in enumerate(rows):
-            if before is _UNREADABLE or value is _UNREADABLE:
-                continue
-            now = _read(Switches._readers[own + place])
-            if is_old or now != value:
-                is_old = is_old or place < len(_OLD_PRECISIONS)
-                noted.append(write(before))
-        for back in reversed(noted):
-            _later(undo, back)
-        for place, (write, before, value) in enumerate(rows):
-            if (
-                before is not _UNREADABLE
-                and value is not _UNREADABLE
-                and _read(Switches._readers[own + place]) != value
-            ):
-                for call in write(value):
-                    call()
-
-
-def _later(undo: _core.Undo, calls: _Calls) -> None:
-    for call in reversed(calls):
-        undo.later(call)
-
-
-def _read_all(readers: list[Callable[[], Any]]) -> list[Any]:
-    try:
-        return [read() for read in readers]
-    except RuntimeError:
-        return [_read(read) for read in readers]
-
-
-def _read(read: Callable[[], Any]) -> Any:
-    try:
-        return read()
-    except RuntimeError:
-        return _UNREADABLE
+        """Sets that moment's settings. `undo` restores the present ones, whatever the layer has set meanwhile."""
+        now = _core.read_settings(Switches._rows)
+        undo.later(_core.put_settings, Switches._rows, now)
+        if now != self._values:
+            _core.put_settings(Switches._rows, self._values)
 
 
 # ---- modes ----------------------------------------------------------------------------------
@@ -253,14 +186,27 @@ class Modes:
             [mode for mode in _dispatch_modes() if not _is_ours(mode)] if c._len_torch_dispatch_stack() else []
         )
 
-    def put(self, undo: Any) -> None:
-        """Puts exactly these modes on; `undo` restores the present ones. A mode that the caller has left
-        since then sees the operators again."""
-        c = torch._C
+    def put(self, undo: Any) -> list[Any]:
+        """Puts exactly these modes on; `undo` restores the present ones, whatever the layer has begun meanwhile.
+        Returns those that the caller has left since then; they see the operators again."""
+        c, left = torch._C, []
         if self._dispatch or c._len_torch_dispatch_stack() != 0:
-            _set_modes(undo, "dispatch", _dispatch_modes(), self._dispatch)
+            now = _dispatch_modes()
+            left += [mode for mode in self._dispatch if not any(mode is one for one in now)]
+            _set_modes(undo, "dispatch", now, self._dispatch)
+        else:
+            undo.later(_core.set_modes, *_functions("dispatch"), [])
         if self._function or c._len_torch_function_stack() != 0:
-            _set_modes(undo, "function", _function_modes(), self._function)
+            now = _function_modes()
+            left += [mode for mode in self._function if not any(mode is one for one in now)]
+            _set_modes(undo, "function", now, self._function)
+        else:
+            undo.later(_core.set_modes, *_functions("function"), [])
+        return left
+
+    def all(self) -> list[Any]:
+        """The modes themselves."""
+        return [*self._function, *self._dispatch]
 
 
 def without_modes(undo: Any) -> None:
@@ -288,11 +234,17 @@ def _dispatch_modes() -> list[Any]:
 
 
 def _set_modes(undo: Any, kind: str, now: list[Any], wanted: list[Any]) -> None:
+    functions = _functions(kind)
+    undo.later(_core.set_modes, *functions, now)
+    _core.set_modes(*functions, wanted)
+
+
+@cache
+def _functions(kind: str) -> tuple[Any, Any, Any]:
+    """torch's functions for one kind of modes: the number of those on, one that pops the innermost and one that
+    pushes."""
     length, pop, push = (getattr(torch._C, name.format(kind)) for name in _STACK)
-    if kind == "dispatch":
-        pop = partial(pop, None)  # None stands for any key
-    undo.later(_core.set_modes, length, pop, push, now)
-    _core.set_modes(length, pop, push, wanted)
+    return length, (partial(pop, None) if kind == "dispatch" else pop), push  # None stands for any key
 
 
 _STACK = ("_len_torch_{}_stack", "_pop_torch_{}_stack", "_push_on_torch_{}_stack")
@@ -320,11 +272,16 @@ class Environment:
         self._context = _Context()
         self._modes = Modes()
 
-    def put(self, undo: Any) -> None:
-        """Sets the recorded environment; `undo` restores the present one."""
+    @property
+    def modes(self) -> list[Any]:
+        """The user's modes of that moment."""
+        return self._modes.all()
+
+    def put(self, undo: Any) -> list[Any]:
+        """Sets the recorded environment; `undo` restores the present one. Returns the modes that the caller left."""
         RandomState().later(undo)
         self._switches.put(undo)
-        self._modes.put(undo)
+        left = self._modes.put(undo)
         if any(torch.is_autocast_enabled(device) for device in AUTOCAST_KINDS):
             # Casts of weights stay cached until the outermost autocast ends, as in torch.autocast.
             if torch.autocast_increment_nesting() == 1:
@@ -334,6 +291,7 @@ class Environment:
         undo.later(torch._C._set_grad_enabled, torch.is_grad_enabled())
         torch._C._set_grad_enabled(True)
         self._random.put_back()
+        return left
 
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """`function(*args, **kwargs)` with the recorded context variables, such as NumPy's error handling."""

@@ -24,11 +24,24 @@ from typing import Any
 
 import torch
 
+from .. import _core
 from ..base.walk import version_of
 from ..errors import IntegrationError
 from ..model.isolation import generators_of, note_generator, set_generator
 from ..model.parametrized import CachedWeights
-from ..model.reach import MISSING, Place, Reach, generator_state, is_array, is_state, read_place, write_place
+from ..model.quiet import hush
+from ..model.reach import (
+    MISSING,
+    Place,
+    Reach,
+    generator_state,
+    has_content,
+    is_array,
+    is_container,
+    is_state,
+    read_place,
+    write_place,
+)
 
 __all__ = ["LayerState", "ModuleState"]
 
@@ -49,6 +62,9 @@ _CLOSED = ("memscale", "torch", "builtins")
 _LARGE = 4096
 """Containers with more items (data sets, vocabularies) are neither copied nor restored."""
 
+_SEARCHES_MOST = 8
+"""An object that grows at every call is searched anew at most this often."""
+
 _MODULES_OWN = frozenset(torch.nn.Module().__dict__)
 """Attributes that every module has."""
 
@@ -62,22 +78,29 @@ class LayerState:
         self._constant: dict[tuple[int, str], tuple[torch.Tensor, int]] = {}
         self._reach: Reach | None = None
         self._reached_from: list[int] = []
+        self._size = self._searches = 0
         self._writes: str | None = None
         self._rebound: set[tuple[int, str]] = set()
 
     def obstacle(self, module: torch.nn.Module) -> str | None:
-        """The reason why a call of `module` can't be repeated; None if no reason is known."""
+        """The reason why no call of `module` can be repeated; None if no reason is known."""
         return self._writes or (self._reach or self._reach_of(list(module.modules()))).obstacle
 
     def _reach_of(self, modules: list[torch.nn.Module]) -> Reach:
-        """The state that the modules' code reaches. Searched once, and again if modules were added or removed."""
+        """The state that the modules' code reaches. Searched once, and again if modules were added or removed, or
+        the first calls have made attributes or filled caches."""
         numbers = [id(module) for module in modules]
         if self._reach is None or numbers != self._reached_from:
             self._reach, self._reached_from = Reach(modules), numbers
+            self._size = self._reach.size()
+        elif self._searches < _SEARCHES_MOST and self._reach.size() != self._size:
+            self._searches += 1
+            self._reach = Reach(modules)
+            self._size = self._reach.size()
         return self._reach
 
-    def take(self, module: torch.nn.Module) -> ModuleState:
-        """The state before a call of `module` (the layer, or a replica of it)."""
+    def take(self, module: torch.nn.Module, modes: list[Any]) -> ModuleState:
+        """The state before a call of `module` (the layer, or a replica of it), that of the modes around it included."""
         modules = list(module.modules())  # at every call, because modules may have been added since
         parameters = [
             _Parameter(inner, name, parameter)
@@ -114,9 +137,14 @@ class LayerState:
             [_scalars(inner) for inner in modules],
             [found for inner in modules for found in _containers(inner)],
             list(generators.values()),
-            [found for found in places if type(found[2]) is not _Buffer],
-            reach.holders,
+            _Reached(reach, [found for found in places if type(found[2]) is not _Buffer]),
+            [(mode, self._of_mode(mode)) for mode in modes],
         )
+
+    def _of_mode(self, mode: Any) -> _Reached:
+        reach = Reach([], [mode])
+        places = [found for place in reach.places if (found := self._look(place)) is not None]
+        return _Reached(reach, [found for found in places if type(found[2]) is not _Buffer])
 
     def _look(self, place: Place) -> Any:
         """The content of a place that the code names.
@@ -134,7 +162,9 @@ class LayerState:
         if isinstance(value, torch.Tensor):
             key = (id(holder), name)
             return (holder, name, self._copy_of(key, value)) if key not in self._rebound else None
-        return holder, name, value, value.copy() if type(value) in _CONTAINERS or is_array(value) else None
+        if is_array(value):
+            return holder, name, value, value.copy()
+        return holder, name, value, _core.content(value) if has_content(value) else None
 
     def _copy_of(self, key: tuple[int, str], buffer: torch.Tensor) -> _Buffer:
         if buffer.nbytes > _SMALL_BYTES:
@@ -216,6 +246,46 @@ class _Buffer:
         return self.tensor
 
 
+class _Reached:
+    """What code reaches beside its modules, as it was before one call."""
+
+    __slots__ = ("_holders", "_places", "_reach")
+
+    def __init__(self, reach: Reach, places: list[tuple[Any, str, Any, Any]]) -> None:
+        self._reach = reach
+        self._places = places
+        self._holders = [(holder, _scalars_in(holder), tuple(holder)) for holder in reach.holders]
+
+    def note(self, undo: Any) -> None:
+        """Restores attributes of objects; lets `undo` put the present ones back. What the code says is not heard."""
+        hush(undo, self._reach)
+        for attributes, scalars, names in self._holders:
+            undo.content(attributes)
+            for name in [name for name in attributes if name not in names]:
+                del attributes[name]  # an attribute that the call, or a later one, has made
+            attributes.update(scalars)
+
+    def bind(self, undo: Any) -> None:
+        """Restores the values of places."""
+        for holder, name, value, content in self._places:
+            if value is MISSING:
+                undo.slot(holder, name)
+                _note(read_place((holder, name)), 2, undo)
+            elif is_array(value):
+                undo.slot(holder, name)
+                write_place((holder, name), content.copy())
+                continue
+            elif read_place((holder, name)) is not value:
+                undo.slot(holder, name)
+                write_place((holder, name), value)
+            elif content is None:
+                undo.slot(holder, name)  # the replay may set it again
+            if content is not None:
+                undo.content(value)
+                undo.slot(holder, name)
+                _core.put_content(value, content)
+
+
 class ModuleState:
     """The state before one call."""
 
@@ -225,10 +295,10 @@ class ModuleState:
         "_containers",
         "_generators",
         "_layer",
+        "_modes",
         "_modules",
         "_parameters",
-        "_holders",
-        "_places",
+        "_reached",
         "_scalars",
         "tensors",
     )
@@ -242,8 +312,8 @@ class ModuleState:
         scalars: list[dict[str, Any]],
         containers: list[tuple[dict[str, Any], str, Any, Any]],
         generators: list[Any],
-        places: list[tuple[Any, str, Any, Any]],
-        holders: list[dict[str, Any]],
+        reached: _Reached,
+        modes: list[tuple[Any, _Reached]],
     ) -> None:
         self._layer = layer
         self._modules = modules
@@ -254,8 +324,8 @@ class ModuleState:
         self._scalars = scalars
         self._containers = containers
         self._generators = [(generator, _state_of(generator)) for generator in generators]
-        self._places = places
-        self._holders = holders
+        self._reached = reached
+        self._modes = modes
 
     def is_buffer(self, holder: Any) -> bool:
         """Whether the dictionary `holder` holds the buffers of one of the modules."""
@@ -265,16 +335,18 @@ class ModuleState:
         """The call is over."""
         self._layer.settle(self)
 
-    def put(self, undo: Any) -> None:
-        """Restores the state before the call; `undo` puts the present state back."""
+    def put(self, undo: Any, left: list[Any]) -> None:
+        """Restores the state before the call; `undo` puts the present state back. Of the modes around the call, only
+        those in `left` are restored: the others are on now, and count what runs."""
+        reached = [self._reached, *(state for mode, state in self._modes if any(mode is one for one in left))]
         for module in self._modules:
             note_attributes(module, undo)
-        for attributes in self._holders:
-            undo.content(attributes)
+        for state in reached:
+            state.note(undo)
         self._drop_later_buffers()
-        for generator, state in self._generators:
+        for generator, drawn in self._generators:
             note_generator(undo, generator)
-            set_generator(generator, state)
+            set_generator(generator, drawn)
         for parameter in self._parameters:
             bound: dict[str, Any] = parameter.module._parameters
             if bound.get(parameter.name) is not parameter.for_replay(self._layer.name):
@@ -292,7 +364,8 @@ class ModuleState:
                 if module.__dict__.get(name, _MISSING) is not value:
                     module.__dict__[name] = value
         self._bind_containers()
-        self._bind_places(undo)
+        for state in reached:
+            state.bind(undo)
         self._cached_weights.put(undo)
 
     def _drop_later_buffers(self) -> None:
@@ -301,26 +374,6 @@ class ModuleState:
             if len(module._buffers) != len(names):
                 for name in [name for name in module._buffers if name not in names]:
                     del module._buffers[name]
-
-    def _bind_places(self, undo: Any) -> None:
-        for holder, name, value, content in self._places:
-            if value is MISSING:
-                undo.slot(holder, name)
-                _note(read_place((holder, name)), 2, undo)
-            elif is_array(value):
-                undo.slot(holder, name)
-                write_place((holder, name), content.copy())
-                continue
-            elif read_place((holder, name)) is not value:
-                undo.slot(holder, name)
-                write_place((holder, name), value)
-            elif content is None:
-                undo.slot(holder, name)  # the replay may set it again
-            if content is not None:
-                undo.content(value)
-                undo.slot(holder, name)
-                value.clear()
-                value.extend(content) if isinstance(value, (list, deque)) else value.update(content)
 
     def _bind_containers(self) -> None:
         """Binds copies with the content before the call; a container under several names gets one copy."""
@@ -333,7 +386,11 @@ _MISSING = object()
 
 
 def _scalars(module: torch.nn.Module) -> dict[str, Any]:
-    return {name: value for name, value in module.__dict__.items() if type(value) in _SCALARS}
+    return _scalars_in(module.__dict__)
+
+
+def _scalars_in(attributes: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in attributes.items() if type(value) in _SCALARS}
 
 
 def _state_of(generator: Any) -> Any:
@@ -366,9 +423,9 @@ def _holds_graph(value: Any, depth: int) -> bool:
     """Whether `value` is a tensor of a graph or a container of one, down to `depth` nested containers."""
     if isinstance(value, torch.Tensor):
         return value.grad_fn is not None
-    if type(value) not in (*_CONTAINERS, tuple) or depth < 0 or len(value) > _LARGE:
+    if not (is_container(value) or isinstance(value, tuple)) or depth < 0 or len(value) > _LARGE:
         return False
-    items = value.values() if type(value) in _MAPPINGS else value
+    items = value.values() if isinstance(value, dict) else value
     return any(_holds_graph(item, depth - 1) for item in items)
 
 
@@ -395,7 +452,9 @@ def note_attributes(module: torch.nn.Module, undo: Any) -> None:
 def _note(value: Any, depth: int, undo: Any) -> None:
     """Lets `undo` restore the content of `value`, down to `depth` nested containers."""
     kind = type(value)
-    if kind not in _CONTAINERS:
+    if kind in _SCALARS:
+        return
+    if not is_container(value):
         if depth < 2 or isinstance(value, _OPAQUE) or kind.__module__.partition(".")[0] in _CLOSED:
             return
         value = getattr(value, "__dict__", None)  # an object may keep counters or averages
@@ -404,6 +463,6 @@ def _note(value: Any, depth: int, undo: Any) -> None:
     if len(value) > _LARGE:
         return
     undo.content(value)
-    for item in () if depth == 0 or kind is set else value.values() if type(value) in _MAPPINGS else value:
-        if type(item) in _CONTAINERS:
+    for item in () if depth == 0 or isinstance(value, set) else value.values() if isinstance(value, dict) else value:
+        if is_container(item):
             _note(item, depth - 1, undo)

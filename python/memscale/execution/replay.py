@@ -56,8 +56,8 @@ class ReplayRecord:
         self.name = layer.name
         self.module = module
         self.arguments = arguments
-        self.state = layer.take(module)
         self.environment = Environment()
+        self.state = layer.take(module, self.environment.modes)
         self.lock = lock
         self.tiles = tiles
         self.before: ReplayRecord | None = None  # the layer whose output is the first argument
@@ -149,8 +149,8 @@ class ReplayRecord:
 
     def _put(self, undo: Any) -> None:
         """Restores the state before the call; `undo` puts the present state back."""
-        self.environment.put(undo)
-        self.state.put(undo)
+        left = self.environment.put(undo)
+        self.state.put(undo, left)
         if self.tiles is not None:
             self.tiles.put(undo)
 

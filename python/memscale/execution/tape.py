@@ -31,6 +31,8 @@ from ..base.environment import Modes, Switches
 from ..base.modes import leave
 from ..base.walk import tensors_of
 from ..errors import IntegrationError
+from ..model.isolation import note_reach
+from ..model.reach import Reach
 from ..tracing.tracer import is_maker
 
 __all__ = ["Remade", "Tape"]
@@ -340,7 +342,9 @@ class _Call:
     def put(self, undo: Any) -> None:
         """Restores the switches and modes of the call; `undo` puts the present ones back."""
         self._switches.put(undo)
-        self._modes.put(undo)
+        left = self._modes.put(undo)
+        if left:  # they see the operators again, and may count them
+            note_reach(undo, Reach([], left))
         undo.later(torch._C._set_grad_enabled, torch.is_grad_enabled())
         torch._C._set_grad_enabled(False)
 

@@ -8,6 +8,7 @@ profiler runs traces inside `isolated()`, and verification runs its steps there.
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import random
@@ -22,9 +23,10 @@ from .. import _core
 from ..base.environment import Switches, enable_hooks, without_modes
 from ..device import RandomState, python_setters
 from .parametrized import without_cached_weights
-from .reach import Reach, generator_state, read_place
+from .quiet import hush
+from .reach import Reach, generator_state, has_content, read_place, write_place
 
-__all__ = ["Snapshot", "generators_of", "isolated", "note_generator", "set_generator"]
+__all__ = ["Snapshot", "generators_of", "isolated", "note_generator", "note_reach", "set_generator"]
 
 _DEPTH = 4
 """Containers below a module's attributes are followed down to this depth."""
@@ -121,8 +123,6 @@ def _isolated(undo: Any, model: torch.nn.Module, function: Callable[[Snapshot], 
         gc.disable()
     undo.later(torch.clear_autocast_cache)  # holds casts of the trace's parameters
     reach = Reach(list(model.modules()))
-    for generator in reach.generators:
-        note_generator(undo, generator)
     RandomState().later(undo)
     torch_log = logging.getLogger("torch._subclasses.fake_tensor")
     undo.slot(vars(torch_log), "disabled")
@@ -133,21 +133,37 @@ def _isolated(undo: Any, model: torch.nn.Module, function: Callable[[Snapshot], 
     undo.hooks()
     without_cached_weights(undo)
     snapshot = Snapshot(model, undo)
-    for holder, name in reach.places:
-        value = read_place((holder, name))
-        if isinstance(value, (list, dict, set, deque)):
-            undo.content(value)
-        undo.slot(holder, name)
-    for attributes in reach.holders:
-        undo.content(attributes)
-    for module in reach.modules:
-        undo.content(module._buffers)
-        undo.content(module.__dict__)
+    note_reach(undo, reach)
+    hush(undo, reach)
+    for place in reach.caches:
+        undo.slot(*place)
+        write_place(place, _with_a_new_cache(read_place(place)))
     snapshot.reach = reach
     undo.later(torch._C._set_grad_enabled, torch.is_grad_enabled())
     torch.set_anomaly_enabled(False)
     with torch.enable_grad(), torch.inference_mode(False):
         return function(snapshot)
+
+
+def _with_a_new_cache(function: Any) -> Any:
+    """The same function with an empty cache, so that its own holds nothing of the trace."""
+    return functools.lru_cache(**function.cache_parameters())(function.__wrapped__)
+
+
+def note_reach(undo: Any, reach: Reach) -> None:
+    """Makes `undo` restore the state that code reaches beside its modules."""
+    for generator in reach.generators:
+        note_generator(undo, generator)
+    for place in reach.places:
+        value = read_place(place)
+        if has_content(value):
+            undo.content(value)
+        undo.slot(*place)
+    for attributes in reach.holders:
+        undo.content(attributes)
+    for module in reach.modules:
+        undo.content(module._buffers)
+        undo.content(module.__dict__)
 
 
 def note_generator(undo: Any, generator: Any) -> None:
@@ -166,4 +182,4 @@ def set_generator(generator: Any, state: Any) -> None:
 
 
 def _calls(generator: Any, put_back: Any, state: Any) -> list[tuple[Any, Any]]:
-    return python_setters(state, generator) if type(generator) is random.Random else [(put_back, state)]
+    return python_setters(state, generator) if isinstance(generator, random.Random) else [(put_back, state)]

@@ -232,27 +232,9 @@ class _StaticStep:
     def _step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
         import torch
 
-        from ..base.walk import loss_of
-        from ..techniques.loss_mode import marking
+        from .loss import loss_of_traced_forward
 
-        losses = marking(self._tracer)
-        losses.start()
-        try:
-            output = self._model(*args, **kwargs)
-        finally:
-            losses.stop()
-        self._tracer.outputs(output)
-        self._tracer.phase("loss")
-        # Autocast ends before backward, and releases its casts of the weights.
-        torch.clear_autocast_cache()
-        loss = loss_of(output)
-        if loss is None:
-            loss = stand_in_loss(output)
-            if loss is not None:
-                self._tracer.loss_outside()
-        # The caller's references are not known here, so the graph shows which tensors die without them.
-        del output
-        self._tracer.phase("backward")
+        loss = loss_of_traced_forward(self._tracer, self._model, args, kwargs)
         if loss is not None:
             _refuse_real_leaves(loss)
             # Backward runs on this thread, which is marked as tracing. By default a GPU's backward has its own.
@@ -400,27 +382,6 @@ def _named_tensors(
 
 
 # ---- the loss ---------------------------------------------------------------------------
-
-
-def stand_in_loss(output: Any) -> torch.Tensor | None:
-    """A scalar that stands in for the caller's loss: its backward gives every differentiable output a dense
-    gradient. None if no output is differentiable."""
-    import torch
-
-    from .fakes import tensors_in
-
-    class OutsideLoss(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, *outputs: torch.Tensor) -> torch.Tensor:
-            ctx.like = [(value.shape, value.dtype, value.device) for value in outputs]
-            return outputs[0].new_zeros((), dtype=torch.float32)
-
-        @staticmethod
-        def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-            return tuple(torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.like)
-
-    outputs = [value for value in tensors_in(output) if value.requires_grad]
-    return OutsideLoss.apply(*outputs) if outputs else None  # type: ignore[no-untyped-call]
 
 
 def _padded(mask: torch.Tensor) -> torch.Tensor:

@@ -15,11 +15,9 @@ import torch
 
 from ..base.arguments import plain_tensors
 from ..base.signature import describe_arguments
-from ..base.walk import loss_of
 from ..model.caches import without_cache
 from ..model.layers import find_layers
-from ..techniques.loss_mode import marking
-from .profiler import stand_in_loss
+from .loss import loss_of_traced_forward
 from .tracer import LiveTracer
 
 if TYPE_CHECKING:
@@ -62,32 +60,15 @@ class _RealStep:
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack))
             tracer.start()
             stack.callback(tracer.stop)
-            loss = self._forward_and_backward(args, kwargs)
+            loss = loss_of_traced_forward(tracer, self._model, args, kwargs)
+            if loss is not None:
+                loss.backward()
             tracer.gradients(parameters)
             tracer.phase("optimizer")
             optimizer.step()
             tracer.phase("done")
             del loss  # not earlier, because a caller holds it through the step
         return tracer.finish()
-
-    def _forward_and_backward(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
-        losses = marking(self._tracer)
-        losses.start()
-        try:
-            output = self._model(*args, **kwargs)
-        finally:
-            losses.stop()
-        self._tracer.outputs(output)
-        self._tracer.phase("loss")
-        loss = loss_of(output)
-        if loss is None:
-            loss = stand_in_loss(output)
-            self._tracer.loss_outside()
-        del output
-        self._tracer.phase("backward")
-        if loss is not None:
-            loss.backward()
-        return loss
 
     def _hook(self, name: str, layer: torch.nn.Module) -> tuple[Any, Any]:
         def before(module: Any, args: Any, kwargs: Any) -> None:

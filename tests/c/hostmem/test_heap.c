@@ -31,8 +31,9 @@ static void blocks_are_whole_pages_and_aligned(void **state)
         size_t given;
         size_t alignment;
     } cases[] = {
-        {0, MIB, 4096},
-        {1, MIB, 4096},
+        {0, MS_HOSTMEM_MIN_BYTES, 4096},
+        {1, MS_HOSTMEM_MIN_BYTES, 4096},
+        {MS_HOSTMEM_MIN_BYTES, MS_HOSTMEM_MIN_BYTES, 4096},
         {MIB, MIB, 4096},
         {MIB + 1, MIB + 4096, 4096},
         {2 * MIB - 1, 2 * MIB, 2 * MIB},
@@ -62,7 +63,7 @@ static void find_knows_every_byte_of_a_block_and_no_other(void **state)
     size_t bytes[BLOCKS];
     uint64_t serials[BLOCKS];
     for (size_t i = 0; i < BLOCKS; i++) {
-        bytes[i] = whole_pages(MIB + i * 300000);
+        bytes[i] = whole_pages(MS_HOSTMEM_MIN_BYTES + i * i * 5000);
         blocks[i] = ms_hostmem_alloc(bytes[i]);
         assert_non_null(blocks[i]);
     }

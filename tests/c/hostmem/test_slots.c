@@ -84,19 +84,19 @@ static bool is_writable(const void *address)
 static void assert_serves_blocks(const fake *library)
 {
     ms_hostmem_stats before = stats_now();
-    char *big = fake_alloc(library, MIB);
+    char *big = fake_alloc(library, MS_HOSTMEM_MIN_BYTES);
     char *huge = fake_alloc(library, 5 * MIB + 1);
-    char *small = fake_alloc(library, MIB - 1);
+    char *small = fake_alloc(library, MS_HOSTMEM_MIN_BYTES - 1);
     assert_true(ms_hostmem_find(big, NULL));
     assert_true(ms_hostmem_find(huge, NULL));
     assert_false(ms_hostmem_find(small, NULL));
     assert_int_equal((uintptr_t)big % 4096, 0);
     assert_int_equal((uintptr_t)huge % (2 * MIB), 0);
-    memset(big, 1, MIB);
+    memset(big, 1, MS_HOSTMEM_MIN_BYTES);
     memset(huge, 2, 5 * MIB + 1);
-    memset(small, 3, MIB - 1);
+    memset(small, 3, MS_HOSTMEM_MIN_BYTES - 1);
     assert_int_equal(stats_now().live_blocks, before.live_blocks + 2);
-    assert_int_equal(stats_now().live_bytes, before.live_bytes + 6 * MIB + 4096);
+    assert_int_equal(stats_now().live_bytes, before.live_bytes + MS_HOSTMEM_MIN_BYTES + 5 * MIB + 4096);
     library->free(big);
     library->free(huge);
     library->free(small);

@@ -387,12 +387,13 @@ static void large_products_are_noticed(void **state)
     ms_operand outputs[] = {shape(2, 1023, 512, 0, 0), shape(2, 1024, 512, 0, 0)};
     assert_ms_ok(ms_trace_op(trace, "aten.convolution.default", image, 2, image, 1, &err), err);
     assert_ms_ok(ms_trace_op(trace, "aten.mm.default", products[0], 2, &outputs[0], 1, &err), err);
-    assert_finishes_with("\"small_products\":true");
+    assert_finishes_with("\"small_products\":true,\"convolutions\":true");
     teardown(NULL);
     assert_int_equal(setup(NULL), 0);
     assert_ms_ok(ms_trace_op(trace, "aten.mm.default", products[1], 2, &outputs[1], 1, &err), err);
     char *text = finish();
     assert_null(strstr(text, "small_products"));
+    assert_null(strstr(text, "convolutions"));
     ms_free(text);
 }
 

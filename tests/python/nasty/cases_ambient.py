@@ -6,7 +6,10 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import ctypes
+import decimal
+import gc
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -60,17 +63,17 @@ def _sums(self: Any, x: torch.Tensor) -> torch.Tensor:
 class _Flag:
     """A setting: how it is read, how it is set, and the value that is not its usual one."""
 
-    def __init__(self, read: Callable[[], Any], write: Callable[[Any], None], other: Any) -> None:
-        self.read, self.write, self.other = read, write, other
+    def __init__(self, read: Callable[[], Any], put: Callable[[Any], None], other: Any) -> None:
+        self.read, self.put, self.other = read, put, other
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
         before = self.read()
-        self.write(self.other)
+        self.put(self.other)
         try:
             yield
         finally:
-            self.write(before)
+            self.put(before)
 
 
 def _attribute(holder: Any, name: str, other: Any) -> _Flag:
@@ -434,3 +437,199 @@ def a_batch_that_is_not_contiguous_under_a_default_device() -> Subject:
     return Subject(
         stack(_constants), batch=lambda seed: floats(seed, WIDTH, ROWS).t(), step_in=lambda: torch.device("cpu")
     )
+
+
+# ---- what Python itself has around a forward ----------------------------------------------
+
+
+def _factor(read: Callable[[], Any]) -> Callable[[Any, torch.Tensor], torch.Tensor]:
+    """A layer that computes something else where `read()` is not what it is now."""
+    usual = read()
+    return lambda self, x: functional.gelu(x) * (1.0 if read() == usual else 1.5)
+
+
+@contextlib.contextmanager
+def _with(change: Callable[[], Any], back: Callable[[], Any]) -> Iterator[None]:
+    change()
+    try:
+        yield
+    finally:
+        back()
+
+
+@case("ambient")
+def a_default_device_that_a_layer_sets_for_good() -> Subject:
+    def body(self: Any, x: torch.Tensor) -> torch.Tensor:
+        before = torch.empty(()).device
+        torch.set_default_device("cpu")
+        return x * (1.0 if before == torch.empty(()).device else 2.0)
+
+    return Subject(stack(body), watch=torch._C._len_torch_function_stack)
+
+
+@case("ambient")
+def a_default_dtype_that_the_second_step_sets_for_good() -> Subject:
+    calls = 0
+
+    def body(self: Any, x: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        y = (x * torch.full((WIDTH,), 0.1).sqrt()).float()
+        if calls == 6:
+            torch.set_default_dtype(torch.float64)
+        return y
+
+    return Subject(stack(body), watch=lambda: (calls, torch.get_default_dtype()))
+
+
+@case("ambient")
+def deterministic_algorithms_that_each_layer_toggles() -> Subject:
+    def body(self: Any, x: torch.Tensor) -> torch.Tensor:
+        is_on = torch.are_deterministic_algorithms_enabled()
+        torch.use_deterministic_algorithms(not is_on, warn_only=True)
+        return functional.gelu(x) * (1.25 if is_on else 1.0)
+
+    return Subject(stack(body), batch=lambda seed: floats(seed), watch=torch.are_deterministic_algorithms_enabled)
+
+
+@case("ambient")
+def a_precision_that_a_layer_sets_for_good() -> Subject:
+    def body(self: Any, x: torch.Tensor) -> torch.Tensor:
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high" if before == "highest" else "highest")
+        return functional.gelu(x) * (1.25 if before == "high" else 1.0)
+
+    return Subject(stack(body), watch=torch.get_float32_matmul_precision)
+
+
+@case("ambient")
+def print_options_that_a_layer_sets_for_good() -> Subject:
+    def body(self: Any, x: torch.Tensor) -> torch.Tensor:
+        digits = len(str(torch.tensor(1.0) / 3))
+        torch.set_printoptions(precision=5 if digits < 15 else 4)
+        return functional.gelu(x) * (digits / 14)
+
+    return Subject(stack(body), watch=lambda: str(torch.tensor(1.0) / 3))
+
+
+@case("ambient")
+def decimals_of_another_precision_around_forward() -> Subject:
+    def one_third() -> str:
+        return str(decimal.Decimal(1) / 3)
+
+    return Subject(stack(_factor(one_third)), forward_in=lambda: decimal.localcontext(decimal.Context(prec=5)))
+
+
+@case("ambient")
+def another_folder_around_forward() -> Subject:
+    home = os.getcwd()
+    return Subject(
+        stack(_factor(os.getcwd)), forward_in=lambda: _with(lambda: os.chdir("/"), lambda: os.chdir(home)), steps=3
+    )
+
+
+@case("ambient")
+def a_limit_of_recursion_around_backward() -> Subject:
+    usual = sys.getrecursionlimit()
+    return Subject(
+        stack(_factor(sys.getrecursionlimit)),
+        backward_in=lambda: _with(lambda: sys.setrecursionlimit(4321), lambda: sys.setrecursionlimit(usual)),
+    )
+
+
+@case("ambient")
+def no_garbage_collection_in_forward() -> Subject:
+    return Subject(stack(_factor(gc.isenabled)), forward_in=lambda: _with(gc.disable, gc.enable))
+
+
+@case("ambient")
+def numpy_raises_in_forward() -> Subject:
+    def divides() -> bool:
+        try:
+            numpy.ones(1) / numpy.zeros(1)
+        except FloatingPointError:
+            return False
+        return True
+
+    with numpy.errstate(divide="ignore"):
+        body = _factor(divides)
+    return Subject(
+        stack(body), step_in=lambda: numpy.errstate(divide="ignore"), forward_in=lambda: numpy.errstate(divide="raise")
+    )
+
+
+@case("ambient")
+def a_variable_read_by_getenv_around_forward() -> Subject:
+    return Subject(stack(_factor(lambda: os.getenv("NASTY", ""))), forward_in=FLAGS["environment"])
+
+
+class _Settings:
+    """A namespace, as libraries keep their settings in."""
+
+    scale = 1.0
+    stack: list[float] = []
+
+
+@case("ambient")
+def a_setting_of_a_class_around_forward() -> Subject:
+    @contextlib.contextmanager
+    def scaled() -> Iterator[None]:
+        _Settings.scale = 1.25
+        try:
+            yield
+        finally:
+            _Settings.scale = 1.0
+
+    return Subject(stack(lambda self, x: functional.gelu(x) * _Settings.scale), forward_in=scaled)
+
+
+@case("ambient")
+def a_stack_of_settings_in_a_class_around_forward() -> Subject:
+    def push() -> contextlib.AbstractContextManager[None]:
+        return _with(lambda: _Settings.stack.append(1.25), _Settings.stack.pop)
+
+    def body(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return functional.gelu(x) * (_Settings.stack[-1] if _Settings.stack else 1.0)
+
+    return Subject(stack(body), forward_in=push, watch=lambda: list(_Settings.stack))
+
+
+@case("ambient")
+def the_name_of_the_thread_that_calls() -> Subject:
+    """Backward runs in another."""
+
+    def step(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        loss = model(batch).square().mean()
+        raised: list[Exception] = []
+
+        def backward() -> None:
+            try:
+                loss.backward()
+            except Exception as error:
+                raised.append(error)
+
+        worker = threading.Thread(target=backward, name="nasty")
+        worker.start()
+        worker.join()
+        for error in raised:
+            raise error
+        return loss
+
+    return Subject(stack(_factor(lambda: threading.current_thread().name)), step=step)
+
+
+@case("ambient")
+def a_part_of_the_model_without_gradients() -> Subject:
+    def prepare(block: Any) -> None:
+        block.is_frozen = False
+
+    def body(self: Any, x: torch.Tensor) -> torch.Tensor:
+        with torch.set_grad_enabled(not self.is_frozen):
+            return functional.gelu(functional.linear(x, self.inner.weight))
+
+    model = stack(body, prepare)
+
+    def thaw(_: torch.nn.Module) -> None:
+        model.blocks[0].is_frozen = not model.blocks[0].is_frozen
+
+    return Subject(model, before_backward=thaw)

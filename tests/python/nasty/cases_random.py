@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import array
+import ctypes
 import functools
+import hashlib
 import itertools
 import random
+import types
 from collections import deque
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 import torch
@@ -355,3 +359,151 @@ def noise_from_a_source_that_the_loop_reads_too() -> Subject:
         return (output * torch.rand(output.shape, generator=generator)).mean()
 
     return Subject(stack(lambda self, x: _mask(x, generator)), loss=loss, watch=generator.get_state)
+
+
+# ---- sources in odd places ------------------------------------------------------------------
+
+
+class Sources:
+    """A namespace that nobody makes an object of."""
+
+    torch = torch.Generator()
+    numpy = numpy.random.default_rng(0)
+
+
+class Dice(random.Random):
+    """A generator of the user's own class."""
+
+    def throw(self) -> int:
+        return self.randrange(6)
+
+
+class Bag(dict):  # type: ignore[type-arg]
+    """A dictionary whose keys are attributes."""
+
+    __getattr__ = dict.__getitem__
+    __setattr__ = dict.__setitem__  # type: ignore[assignment]
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+@case("random")
+def a_generator_of_a_class_that_is_named() -> Subject:
+    Sources.torch.manual_seed(3)
+    return Subject(stack(lambda self, x: _mask(x, Sources.torch)), watch=Sources.torch.get_state)
+
+
+@case("random")
+def numpy_of_a_class_that_is_named() -> Subject:
+    Sources.numpy = numpy.random.default_rng(3)
+    return Subject(
+        stack(lambda self, x: _numpy_mask(x, Sources.numpy)), watch=lambda: Sources.numpy.bit_generator.state
+    )
+
+
+@case("random")
+def a_class_of_the_users_own_that_draws() -> Subject:
+    dice = Dice(3)
+    return Subject(stack(lambda self, x: x * (0.5 + dice.throw())), watch=lambda: hash(dice.getstate()))
+
+
+@case("random")
+def a_generator_in_a_dictionary_with_attributes() -> Subject:
+    bag = Bag(generator=torch.Generator().manual_seed(3))
+    return Subject(stack(lambda self, x: _mask(x, bag.generator)), watch=bag.generator.get_state)
+
+
+@case("random")
+def a_generator_in_a_named_tuple() -> Subject:
+    pair = Pair(torch.Generator().manual_seed(3), random.Random(3))
+
+    def body(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return _mask(x, pair.left) * pair.right.random()
+
+    return Subject(stack(body), watch=lambda: (pair.left.get_state(), hash(pair.right.getstate())))
+
+
+@case("random")
+def a_generator_in_a_simple_namespace() -> Subject:
+    space = types.SimpleNamespace(generator=torch.Generator().manual_seed(3), draws=0)
+
+    def body(self: Any, x: torch.Tensor) -> torch.Tensor:
+        space.draws += 1
+        return _mask(x, space.generator)
+
+    return Subject(stack(body), watch=lambda: (space.draws, space.generator.get_state()))
+
+
+@case("random")
+def a_generator_that_a_cached_function_gives() -> Subject:
+    @functools.lru_cache
+    def source() -> torch.Generator:
+        return torch.Generator().manual_seed(3)
+
+    return Subject(stack(lambda self, x: _mask(x, source())), watch=lambda: source().get_state())
+
+
+@case("random")
+def a_generator_that_a_cached_property_gives() -> Subject:
+    class Source:
+        @functools.cached_property
+        def generator(self) -> torch.Generator:
+            return torch.Generator().manual_seed(3)
+
+    source = Source()
+    return Subject(stack(lambda self, x: _mask(x, source.generator)), watch=lambda: source.generator.get_state())
+
+
+@case("random")
+def a_congruence_in_a_number_of_c() -> Subject:
+    state = ctypes.c_uint32(7)
+
+    def body(self: Any, x: torch.Tensor) -> torch.Tensor:
+        state.value = state.value * 1664525 + 1013904223
+        return x * (state.value / 2**32)
+
+    return Subject(stack(body), watch=lambda: state.value)
+
+
+@case("random")
+def a_congruence_in_an_array() -> Subject:
+    state = array.array("L", [7])
+
+    def body(self: Any, x: torch.Tensor) -> torch.Tensor:
+        state[0] = (state[0] * 1664525 + 1013904223) % 2**32
+        return x * (state[0] / 2**32)
+
+    return Subject(stack(body), watch=state.tolist)
+
+
+@case("random")
+def a_congruence_in_bytes_that_are_written() -> Subject:
+    state = bytearray(b"abcdefgh")
+
+    def body(self: Any, x: torch.Tensor) -> torch.Tensor:
+        state[:] = hashlib.sha256(bytes(state)).digest()[:8]
+        return x * (state[0] / 256)
+
+    return Subject(stack(body), watch=lambda: bytes(state))
+
+
+@case("random")
+def a_shuffled_list_of_the_module() -> Subject:
+    order = list(range(WIDTH))
+
+    def body(self: Any, x: torch.Tensor) -> torch.Tensor:
+        random.shuffle(order)
+        return x[:, order]
+
+    return Subject(stack(body), watch=lambda: list(order))
+
+
+@case("random")
+def a_distribution_that_the_layer_holds() -> Subject:
+    def prepare(block: Any) -> None:
+        block.noise = torch.distributions.Normal(torch.zeros(WIDTH), torch.ones(WIDTH))
+
+    return Subject(stack(lambda self, x: x + 0.1 * self.noise.sample((x.shape[0],)), prepare))

@@ -41,16 +41,16 @@ typedef struct ms_config {
     bool auto_policy;
     uint32_t warmup_steps;
     uint32_t target_utilization_permille; /* of `target_gpu_utilization` */
-    uint64_t memory_budget_bytes;         /* MS_UNSET: a share of the device is the target */
-    uint64_t max_cpu_offload_bytes;       /* MS_UNSET: all available memory */
-    uint64_t max_disk_offload_bytes;      /* MS_UNSET: a stated share of the free space */
-    int32_t observability_port;           /* -1: none */
-    uint64_t pinned_pool_bytes;           /* of AsyncOffloadConfig; MS_UNSET: chosen */
-    uint32_t prefetch_depth;              /* layers ahead; 0: chosen */
-    uint32_t num_streams;                 /* 0: chosen */
+    uint64_t memory_budget_bytes; /* MS_UNSET: a share of the device is the target */
+    uint64_t max_cpu_offload_bytes; /* MS_UNSET: all available memory */
+    uint64_t max_disk_offload_bytes; /* MS_UNSET: a stated share of the free space */
+    int32_t observability_port; /* -1: none */
+    uint64_t pinned_pool_bytes; /* of AsyncOffloadConfig; MS_UNSET: chosen */
+    uint32_t prefetch_depth; /* layers ahead; 0: chosen */
+    uint32_t num_streams; /* 0: chosen */
     bool async_debug;
-    char disk_offload_dir[MS_PATH_MAX];   /* "": a cache directory on a real disk */
-    char log_file[MS_PATH_MAX];           /* "": none */
+    char disk_offload_dir[MS_PATH_MAX]; /* "": a cache directory on a real disk */
+    char log_file[MS_PATH_MAX]; /* "": none */
 } ms_config;
 
 /* "conservative", "balanced" or "aggressive"; "unknown" for any other number. */

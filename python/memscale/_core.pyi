@@ -537,7 +537,7 @@ def outlook(graph: str, hardware: str, config: str, is_absent: bool, /) -> str:
     """Whether the run will fit, as JSON."""
 
 def plan_beyond(graph: str, first_graph: str, hardware: str, config: str, /) -> tuple[str, str]:
-    """The smallest plan for a shape that fits no plan within the budget, and the warning about it."""
+    """The smallest plan for a shape that no plan fits into the budget, and the warning about it."""
 
 def plan_by_policy(
     graph: str,

@@ -233,8 +233,9 @@ int ms__device_host_reserve(ms__device_host *host, uint64_t bytes, uint64_t *pos
         rc = ms__spill_reserve(&host->spill.base, bytes, &taken, err);
         taken |= (uint64_t)MS__RUNG_DISK << KIND_SHIFT;
     } else if (!is_in_memory) {
-        rc = ms_fail(err, MS_ENOSPC, "host tier of %s %u: %s more would exceed the cap of %s", host->device->kind->label,
-                     host->device->number, ms__text_bytes(bytes).text, ms__text_bytes(host->cap_bytes).text);
+        rc =
+            ms_fail(err, MS_ENOSPC, "host tier of %s %u: %s more would exceed the cap of %s", host->device->kind->label,
+                    host->device->number, ms__text_bytes(bytes).text, ms__text_bytes(host->cap_bytes).text);
     }
     if (rc != MS_OK) {
         return rc;

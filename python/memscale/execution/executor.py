@@ -417,7 +417,10 @@ class Executor:
         """The root's forward has raised `error`, or has returned None if `error` is None."""
         if error is not None and self._planner.refuses_hooks(error):
             self._signature = None  # ask again
-            error.add_note("memscale: its saved-tensor hooks caused this error. From the next forward on it leaves this model alone")
+            error.add_note(
+                "memscale: its saved-tensor hooks caused this error. From the next forward on it leaves this model "
+                "alone"
+            )
 
     def _begin_precision(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Switches autocast on until the end of the root's forward, if the planner says so."""

@@ -458,8 +458,8 @@ def _bytes_of(value: _Value) -> torch.UntypedStorage:
     if value.probe is not None:
         if value.probe._version != value.version:
             raise IntegrationError(
-                "a parameter, buffer or input was changed in place between forward and backward, so a saved tensor can't "
-                "be recomputed from it; run backward before the change, or set enable_checkpointing=False"
+                "a parameter, buffer or input was changed in place between forward and backward, so a saved tensor "
+                "can't be recomputed from it; run backward before the change, or set enable_checkpointing=False"
             )
         return value.probe.untyped_storage()
     storage: torch.UntypedStorage = value.held.unpack().untyped_storage()

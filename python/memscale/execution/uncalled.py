@@ -40,7 +40,8 @@ class Uncalled:
             "uncalled",
             logging.WARNING,
             f"the forward of this {kind} was never called before the optimizer stepped: nothing is planned, and the "
-            f"run may exceed a budget. Wrap the module that the loop calls{_parts_of(model)}, or let forward run the layers",
+            f"run may exceed a budget. Wrap the module that the loop calls{_parts_of(model)}, or let forward run the "
+            "layers",
         )
 
 

@@ -1,8 +1,8 @@
 """Compares steps under the plan with steps that keep everything, before training.
 
 The executor calls `verify_plan` if `verify_correctness` is set. Two steps that keep everything come first: if they
-differ, the model does not repeat itself and nothing more is compared. Two steps under the plan follow; the second of them
-starts with everything that the first left in memory and on disk. Each must equal the unoptimized step, and replays
+differ, the model does not repeat itself and nothing more is compared. Two steps under the plan follow; the second of
+them starts with everything that the first left in memory and on disk. Each must equal the unoptimized step, and replays
 compare their saved tensors as well. All steps run on copies of the model's buffers and do not touch `.grad`. Random
 states, attributes and hooks are restored at the end. C says how many rows of the batch fit the budget.
 """

@@ -279,8 +279,8 @@ def _refuse_what_cannot_be_hooked(model: torch.nn.Module) -> None:
     for name, module in model.named_modules():
         if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
             raise IntegrationError(
-                f"wrap: {name or 'this module'} was compiled by torch.compile, whose code ignores hooks on saved tensors; "
-                "wrap the original module and train it uncompiled"
+                f"wrap: {name or 'this module'} was compiled by torch.compile, whose code ignores hooks on saved "
+                "tensors; wrap the original module and train it uncompiled"
             )
     lazy = [name for name, value in model.named_parameters() if torch.nn.parameter.is_lazy(value)]
     if lazy:

@@ -2,8 +2,8 @@
 
 A forward, or a hook on it, may append results to a list of its own: features, statistics, auxiliary
 losses. In a trace it appends fake tensors, which must never reach the real step. `isolation` removes
-them from modules; this file removes them from everything else. The profiler uses it after a failed trace, and if tensors of
-a trace are still alive at its end.
+them from modules; this file removes them from everything else. The profiler uses it after a failed trace, and if
+tensors of a trace are still alive at its end.
 """
 
 from __future__ import annotations

@@ -466,7 +466,9 @@ def _refuse_leftovers(name: str, tracer: LiveTracer, twins: Twins) -> None:
     holders = take_back(twins.mode)
     if tracer.alive() and gc.collect() >= 0 and tracer.alive():
         if not holders:  # a graph that holds itself (register_multi_grad_hook() makes one); no code can reach it
-            raise ProfileError(f"{name} can't be traced without running it: its forward makes an autograd graph that is never freed")
+            raise ProfileError(
+                f"{name} can't be traced without running it: its forward makes an autograd graph that is never freed"
+            )
         held_by = ", ".join(sorted(set(holders)))
         raise IntegrationError(
             f"{name} was traced under fake tensors, and its forward keeps some in {held_by}, from which memscale can't "

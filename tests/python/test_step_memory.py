@@ -18,7 +18,7 @@ CHILD = textwrap.dedent(
     torch.manual_seed(0)
     torch.set_num_threads(1)
     layers = [torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.GELU(), torch.nn.Linear(1024, 256))
-              for _ in range(12)]
+              for _ in range(6)]
     model = torch.nn.Sequential(*layers)
     optimizer = torch.optim.AdamW(model.parameters())
     memscale.wrap(model, memscale.Config(memory_budget_gb=64.0, force_optimize=True, enable_offloading=False))

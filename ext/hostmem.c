@@ -57,14 +57,20 @@ static PyObject *hostmem_set_ceiling(PyObject *module, PyObject *given)
     Py_RETURN_NONE;
 }
 
-static PyObject *hostmem_ceiling_of_smaller(PyObject *module, PyObject *given)
+static PyObject *hostmem_ceiling(PyObject *module, PyObject *args)
 {
     (void)module;
-    uint64_t ceiling_bytes;
-    if (ms_ext_u64(given, "ceiling_bytes", &ceiling_bytes) != 0) {
+    unsigned long long plan, budget, last[2], before[2];
+    int smaller_inputs;
+    if (!PyArg_ParseTuple(args, "KK(KK)(KK)p:hostmem_ceiling", &plan, &budget, &last[0], &last[1], &before[0],
+                          &before[1], &smaller_inputs)) {
         return NULL;
     }
-    return PyLong_FromUnsignedLongLong(ms_hostmem_ceiling_of_smaller(ceiling_bytes));
+    ms_hostmem_beside beside = {.budget_bytes = budget,
+                                .last = {.peak_bytes = last[0], .held_bytes = last[1]},
+                                .before = {.peak_bytes = before[0], .held_bytes = before[1]},
+                                .smaller_inputs = smaller_inputs != 0};
+    return PyLong_FromUnsignedLongLong(ms_hostmem_ceiling(plan, &beside));
 }
 
 static PyObject *hostmem_trim(PyObject *module, PyObject *args, PyObject *keywords)
@@ -129,8 +135,11 @@ static PyMethodDef methods[] = {
         "reused_count."),
     MS_EXT_FUNCTION("hostmem_set_ceiling", hostmem_set_ceiling, METH_O, "ceiling_bytes, /", "(int) -> None",
                     "Bounds live plus cached bytes; trims at once."),
-    MS_EXT_FUNCTION("hostmem_ceiling_of_smaller", hostmem_ceiling_of_smaller, METH_O, "ceiling_bytes, /",
-                    "(int) -> int", "The ceiling of a plan while inputs are smaller than the plan's."),
+    MS_EXT_FUNCTION("hostmem_ceiling", hostmem_ceiling, METH_VARARGS,
+                    "plan_bytes, budget_bytes, last, before, smaller_inputs, /",
+                    "(int, int, tuple[int, int], tuple[int, int], bool) -> int",
+                    "The next step's ceiling, by the plan's and by what the last two steps needed beside maps. A step "
+                    "is (peak bytes, peak of held bytes)."),
     MS_EXT_FUNCTION("hostmem_trim", MS_EXT_FAST(hostmem_trim), METH_VARARGS | METH_KEYWORDS, "keep=0, libc=True",
                     "(int, bool) -> None",
                     "Releases cached maps down to `keep` bytes, and glibc's free memory if `libc`."),

@@ -80,9 +80,25 @@ MS_API void ms_hostmem_reset_peak(void);
  */
 MS_API void ms_hostmem_set_ceiling(uint64_t ceiling_bytes);
 
-/* A plan's ceiling while inputs smaller than the plan's are trained on. Tensors of theirs may be too small for maps of
- * their own; they are then not counted here, and need room beside the cache: half of it. */
-MS_API uint64_t ms_hostmem_ceiling_of_smaller(uint64_t ceiling_bytes);
+/* A finished step. All 0: unknown. */
+typedef struct ms_hostmem_step {
+    uint64_t peak_bytes; /* of the process's resident memory */
+    uint64_t held_bytes; /* peak of live + cached maps */
+} ms_hostmem_step;
+
+/* What the next step has beside its maps. */
+typedef struct ms_hostmem_beside {
+    uint64_t budget_bytes;        /* of the whole process; 0: it has none, and a plan's ceiling holds */
+    ms_hostmem_step last, before; /* the last two steps */
+    bool smaller_inputs;          /* the next inputs are smaller than the plan's */
+} ms_hostmem_beside;
+
+/*
+ * The ceiling for the next step under a plan whose ceiling is `plan_bytes`: never higher, and lower if maps up to it
+ * and the memory beside them would exceed the budget. That memory is assumed to grow by as much as in the last step.
+ * Tensors of smaller inputs may be too small for maps of their own; they need half of the plan's ceiling beside it.
+ */
+MS_API uint64_t ms_hostmem_ceiling(uint64_t plan_bytes, const ms_hostmem_beside *beside);
 
 /* Releases cached maps in the same order down to `keep_bytes`, and asks glibc to return its free
  * memory (malloc_trim) if `trim_libc`. */

@@ -440,8 +440,17 @@ def history_new() -> object:
 def history_step_times(history: object, /) -> tuple[list[tuple[int | None, int]], int]:
     """The upper bounds of step times in ns (None for the last) with counts of steps, and the sum in ns."""
 
-def hostmem_ceiling_of_smaller(ceiling_bytes: int, /) -> int:
-    """The ceiling of a plan while inputs are smaller than the plan's."""
+def hostmem_ceiling(
+    plan_bytes: int,
+    budget_bytes: int,
+    last: tuple[int, int],
+    before: tuple[int, int],
+    smaller_inputs: bool,
+    /,
+) -> int:
+    """The next step's ceiling, by the plan's and by what the last two steps needed beside maps. A step is (peak bytes,
+    peak of held bytes).
+    """
 
 def hostmem_find(address: int, /) -> tuple[int, int, int] | None:
     """Start, bytes in whole pages and serial of the live block that holds the address."""

@@ -6,6 +6,7 @@
 #include <malloc.h>
 
 #include "base/os/map.h"
+#include "base/units.h"
 #include "hostmem/heap.h"
 #include "hostmem/install.h"
 #include "hostmem/table.h"
@@ -45,9 +46,24 @@ void ms_hostmem_reset_peak(void)
     ms__heap_reset_peak();
 }
 
-uint64_t ms_hostmem_ceiling_of_smaller(uint64_t ceiling_bytes)
+/* Growth of the memory beside maps: about 10 MB in a second step of another shape, later 1 to 3 MB a step while new
+ * shapes are traced. */
+static const uint64_t growth_first_bytes = 8000000, growth_least_bytes = 4000000, growth_most_bytes = 16000000;
+
+uint64_t ms_hostmem_ceiling(uint64_t plan_bytes, const ms_hostmem_beside *beside)
 {
-    return ceiling_bytes / 2;
+    if (beside->budget_bytes == 0) {
+        return plan_bytes;
+    }
+    uint64_t ceiling = beside->smaller_inputs ? plan_bytes / 2 : plan_bytes;
+    uint64_t last = ms__sub_sat(beside->last.peak_bytes, beside->last.held_bytes);
+    uint64_t before = ms__sub_sat(beside->before.peak_bytes, beside->before.held_bytes);
+    if (last == 0) {
+        return ceiling;
+    }
+    uint64_t grew = before == 0 ? growth_first_bytes : ms__sub_sat(last, before);
+    uint64_t growth = ms__max_u64(growth_least_bytes, ms__min_u64(grew, growth_most_bytes));
+    return ms__min_u64(ceiling, ms__sub_sat(beside->budget_bytes, ms__add_sat(last, growth)));
 }
 
 void ms_hostmem_set_ceiling(uint64_t ceiling_bytes)

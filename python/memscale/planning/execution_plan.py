@@ -24,6 +24,11 @@ class _Settings(TypedDict):
     ceiling_bytes: int
 
 
+class _Pressure(TypedDict):
+    allowed_bytes: int
+    budget_given: bool
+
+
 class _Document(TypedDict):
     """The part of docs/formats/plan.schema.json that this file reads."""
 
@@ -32,6 +37,7 @@ class _Document(TypedDict):
     unoptimized: _Predicted
     smallest_budget_bytes: int | None
     settings: _Settings
+    pressure: _Pressure
     skipped: bool
     over_target: bool
     decision_source: str
@@ -105,6 +111,12 @@ class ExecutionPlan:
         """The smallest budget that a plan meets; None if the run fits comfortably, so that it was
         not searched."""
         return self._document["smallest_budget_bytes"]
+
+    @property
+    def budget_bytes(self) -> int | None:
+        """The budget that the plan was made for; None if there is only the target of a share of the memory."""
+        pressure = self._document["pressure"]
+        return pressure["allowed_bytes"] if pressure["budget_given"] else None
 
     @property
     def ceiling_bytes(self) -> int:

@@ -11,8 +11,10 @@ import weakref
 from typing import Any
 
 from .. import _core
+from ..planning.execution_plan import ExecutionPlan
 
 _log = logging.getLogger("memscale")
+_ALL = 2**64 - 1  # bytes of the cache that stay
 
 
 class HostMemory:
@@ -24,6 +26,8 @@ class HostMemory:
 
     def __init__(self) -> None:
         self._end: weakref.finalize[Any, Any] | None = None
+        self._plan: tuple[ExecutionPlan, bool] | None = None
+        self._last_steps = (0, 0), (0, 0)
 
     def install(self) -> None:
         """Takes over the allocator. If it can't, C uses its fallback and logs that."""
@@ -35,10 +39,28 @@ class HostMemory:
             self._end.atexit = False
             _log.debug("memory of CPU tensors: %s", means)
 
-    def set_ceiling(self, ceiling_bytes: int) -> None:
-        """Limits the sum of live and cached tensor memory."""
+    def follow(self, plan: ExecutionPlan, smaller_inputs: bool = False) -> None:
+        """Limits the sum of live and cached tensor memory under `plan`. `smaller_inputs`: the next inputs are smaller
+        than the plan's."""
+        self._plan = plan, smaller_inputs
+        self._set_ceiling()
+
+    def step_ended(self, seen: dict[str, Any]) -> None:
+        """Lowers the limit if the finished step's memory beside tensors leaves less room than the plan assumes."""
+        if "peak_bytes" in seen and "peak_held_bytes" in seen:
+            self._last_steps = (seen["peak_bytes"], seen["peak_held_bytes"]), self._last_steps[0]
+            self._set_ceiling()
+
+    def _set_ceiling(self) -> None:
+        if self._end is not None and self._plan is not None:
+            plan, smaller_inputs = self._plan
+            limit = _core.hostmem_ceiling(plan.ceiling_bytes, plan.budget_bytes or 0, *self._last_steps, smaller_inputs)
+            _core.hostmem_set_ceiling(limit)
+
+    def trace_ended(self) -> None:
+        """Returns what libc has kept of a trace's memory to the system: several MB, which no plan counts."""
         if self._end is not None:
-            _core.hostmem_set_ceiling(ceiling_bytes)
+            _core.hostmem_trim(_ALL)
 
     def uninstall(self) -> None:
         """Restores the previous allocator. Live tensors keep their memory."""

@@ -236,7 +236,7 @@ class RankedSession(Session):
             raise IntegrationError("the plan from rank 0 was damaged on its way: its hash differs")
         if text:
             self._in_force = ExecutionPlan(text, self.hardware_json)
-            self.host_memory.set_ceiling(self._in_force.ceiling_bytes)
+            self.host_memory.follow(self._in_force)
             _log.info("rank %d: %r of rank 0", self._channel.rank, self._in_force)
         return self._in_force
 

@@ -172,6 +172,7 @@ class Session:
             return False
         try:
             graph = self._profiler.trace(model, *larger, optimizer=self._optimizer)
+            self.host_memory.trace_ended()
             self._make_plan(graph)
         except (ProfileError, BudgetInfeasibleError) as error:
             _log.debug("%s", error)
@@ -365,9 +366,7 @@ class Session:
             self._plans_made[signature] = self._plans_made.get(signature, 0) + 1
             if self.run_watch is not None:
                 self.run_watch.plan_made(plan)
-        is_tight = self._serves_smaller and self.config.memory_budget_gb is not None
-        ceiling = plan.ceiling_bytes
-        self.host_memory.set_ceiling(_core.hostmem_ceiling_of_smaller(ceiling) if is_tight else ceiling)
+        self.host_memory.follow(plan, self._serves_smaller)
         return plan
 
     def _make_plan_or_smallest(self, signature: str) -> str:
@@ -418,7 +417,9 @@ class Session:
             is_alone = wait_until_alone()
             if not is_alone:
                 raise ProfileError("the model can't be traced: other threads keep running its forward")
-            return self._profiler.trace(model, args, kwargs, optimizer=self._optimizer)
+            graph = self._profiler.trace(model, args, kwargs, optimizer=self._optimizer)
+            self.host_memory.trace_ended()
+            return graph
         except ProfileError as error:
             misfit = misfit_of(error, model, args, kwargs) if self._has_sample else None
             if misfit is not None:
@@ -519,6 +520,7 @@ class Session:
     def step_finished(self, observation: dict[str, Any]) -> ExecutionPlan | None:
         """Compares a step with its plan. Returns a new plan if C says to plan again."""
         drain_core_log()
+        self.host_memory.step_ended(observation)
         signature = self._current
         # A step over the budget leaves memory in the cache, so the step after it can't be compared either.
         was_beyond, self._was_beyond = self._was_beyond, signature in self._beyond

@@ -146,6 +146,26 @@ static void only_the_exact_size_is_served_from_the_cache(void **state)
     ms_hostmem_release(same);
 }
 
+static void a_ceiling_leaves_room_for_what_the_process_has_beside_maps(void **state)
+{
+    (void)state;
+    ms_hostmem_beside beside = {.budget_bytes = 600000000};
+    assert_int_equal(ms_hostmem_ceiling(90000000, &beside), 90000000); /* no step has ended */
+    beside.last = (ms_hostmem_step){.peak_bytes = 560000000, .held_bytes = 60000000};
+    assert_int_equal(ms_hostmem_ceiling(80000000, &beside), 80000000); /* it fits */
+    assert_int_equal(ms_hostmem_ceiling(99000000, &beside), 92000000); /* a second step adds 8 MB */
+    beside.before = beside.last;
+    assert_int_equal(ms_hostmem_ceiling(99000000, &beside), 96000000); /* a later one 4 MB */
+    beside.last.peak_bytes += 10000000;
+    assert_int_equal(ms_hostmem_ceiling(99000000, &beside), 80000000); /* or as much as the last */
+    beside.last.peak_bytes = 900000000;
+    assert_int_equal(ms_hostmem_ceiling(99000000, &beside), 0);
+    beside.budget_bytes = 0;
+    assert_int_equal(ms_hostmem_ceiling(99000000, &beside), 99000000);
+    beside = (ms_hostmem_beside){.budget_bytes = 600000000, .smaller_inputs = true};
+    assert_int_equal(ms_hostmem_ceiling(90000000, &beside), 45000000);
+}
+
 static void the_oldest_maps_leave_the_cache_first(void **state)
 {
     (void)state;
@@ -448,6 +468,7 @@ int main(void)
         cmocka_unit_test_teardown(a_block_out_of_the_cache_has_a_new_serial, teardown),
         cmocka_unit_test_teardown(an_address_of_no_live_block_is_ignored, teardown),
         cmocka_unit_test_teardown(only_the_exact_size_is_served_from_the_cache, teardown),
+        cmocka_unit_test_teardown(a_ceiling_leaves_room_for_what_the_process_has_beside_maps, teardown),
         cmocka_unit_test_teardown(the_oldest_maps_leave_the_cache_first, teardown),
         cmocka_unit_test_teardown(a_block_larger_than_needed_loses_its_end, teardown),
         cmocka_unit_test_teardown(a_block_that_cannot_lose_its_end_is_dropped, teardown),

@@ -200,6 +200,16 @@ static PyObject *backward_begins(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+static PyObject *backward_reached(PyObject *self, PyObject *parameters)
+{
+    int reached = PyObject_IsTrue(parameters);
+    if (reached < 0) {
+        return NULL;
+    }
+    ms_execute_backward_reached(ms_ext_execution_of(self)->execute, reached != 0);
+    Py_RETURN_NONE;
+}
+
 static int add_number(PyObject *dict, const char *name, uint64_t value)
 {
     PyObject *number = PyLong_FromUnsignedLongLong(value);
@@ -418,6 +428,10 @@ static PyMethodDef methods[] = {
                   "Announces a backward_begins() for the forward that just ended. False: that call is not needed."),
     MS_EXT_METHOD("backward_begins", backward_begins, METH_NOARGS, "/", "() -> None",
                   "Reports the start of a backward, if hooks of layers can't see it."),
+    MS_EXT_METHOD(
+        "backward_reached", backward_reached, METH_O, "parameters, /", "(bool) -> None",
+        "Reports after a backward whether it changed gradients or followed a change of parameters. If not, the "
+        "next forward ends no step."),
     MS_EXT_METHOD("boundary", boundary, METH_VARARGS, "is_optimizer, is_another=False, /",
                   "(bool, bool) -> dict[str, int] | None",
                   "Measurements of the step, if one ended: step, step_ns, plan_steps, and those known of peak_bytes, "

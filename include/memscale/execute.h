@@ -352,6 +352,11 @@ MS_API uint64_t ms_execute_plan_steps(const ms_execute *execute);
 MS_API bool ms_execute_expect_backward(ms_execute *execute);
 MS_API void ms_execute_backward_begins(ms_execute *execute);
 
+/* Called after a backward by a host that can tell whether it changed gradients or followed a change of parameters. If
+ * it did neither (torch.autograd.grad in an inner step of meta-learning), the next forward ends no step; after 16 such
+ * forwards in a row it does, because the loop may update its parameters unseen. */
+MS_API void ms_execute_backward_reached(ms_execute *execute, bool parameters);
+
 /* Called before each boundary of a model that trains on a GPU: `mark_bytes` is the peak of the framework's allocator
  * there since its counter was last reset. The library does not reset it; the caller's code may. UINT64_MAX: the
  * model trains on a CPU host (again). */

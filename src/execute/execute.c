@@ -149,6 +149,13 @@ void ms_execute_backward_ended(ms_execute *execute)
     ms_execute_poll(execute);
 }
 
+enum { INNER_FORWARDS_MOST = 16 };
+
+static bool follows_inner(const ms_execute *execute)
+{
+    return execute->inner_ended && !execute->outer_ended && execute->inner_forwards < INNER_FORWARDS_MOST;
+}
+
 static bool step_has_ended(const ms_execute *execute, ms_boundary boundary)
 {
     if (boundary == MS_BOUNDARY_OPTIMIZER) {
@@ -157,8 +164,11 @@ static bool step_has_ended(const ms_execute *execute, ms_boundary boundary)
     if (boundary == MS_BOUNDARY_ANOTHER_OPTIMIZER) {
         return execute->step_started_ns != 0 || execute->hooked_in_step || execute->backward_begun;
     }
+    if (execute->optimizer_seen || follows_inner(execute)) {
+        return false;
+    }
     /* If neither hooks nor the host can see a backward, a finished forward ends a step. */
-    return !execute->optimizer_seen && (execute->backward_begun || (execute->forward_done && !execute->hooked_in_step));
+    return execute->backward_begun || (execute->forward_done && !execute->hooked_in_step);
 }
 
 bool ms_execute_boundary(ms_execute *execute, ms_boundary boundary, uint64_t *step, uint64_t *step_ns)
@@ -166,6 +176,7 @@ bool ms_execute_boundary(ms_execute *execute, ms_boundary boundary, uint64_t *st
     bool has_ended = step_has_ended(execute, boundary);
     execute->optimizer_seen |= boundary != MS_BOUNDARY_FORWARD;
     if (!has_ended) {
+        execute->inner_forwards += follows_inner(execute);
         if (execute->steps == 0 && !execute->forward_done) {
             ms__step_memory_mark(&execute->watch);
         }
@@ -181,6 +192,8 @@ bool ms_execute_boundary(ms_execute *execute, ms_boundary boundary, uint64_t *st
     execute->forward_done = false;
     execute->hooked_in_step = false;
     execute->backward_begun = false;
+    execute->inner_forwards = execute->outer_ended ? 0 : execute->inner_forwards;
+    execute->inner_ended = execute->outer_ended = false;
     execute->tier_full = false;
     ms_execute_backward_ended(execute);
     if (execute->tier != NULL) {
@@ -215,6 +228,12 @@ bool ms_execute_expect_backward(ms_execute *execute)
 void ms_execute_backward_begins(ms_execute *execute)
 {
     execute->backward_begun = true;
+}
+
+void ms_execute_backward_reached(ms_execute *execute, bool parameters)
+{
+    execute->outer_ended |= parameters;
+    execute->inner_ended |= !parameters;
 }
 
 void ms_execute_device_peak(ms_execute *execute, uint64_t mark_bytes)

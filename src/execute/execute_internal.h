@@ -221,6 +221,8 @@ struct ms_execute {
     bool forward_done;
     bool hooked_in_step;
     bool backward_begun;
+    bool inner_ended, outer_ended; /* since the last step: backwards that reached no parameters, and that did */
+    uint32_t inner_forwards; /* in a row, that followed inner backwards alone */
     bool optimizer_seen;
     uint64_t steps;
     uint64_t steps_before_plan; /* that ended before the plan in force was set */

@@ -676,3 +676,35 @@ def test_a_model_that_looks_at_values_is_still_profiled_by_real_steps(caplog) ->
     model = memscale.wrap(Branches(), Config(force_optimize=True), sample_input=torch.randn(8, 256))
     assert any("real steps are profiled instead" in record.getMessage() for record in caplog.records)
     memscale.detach(model)
+
+
+def test_inner_steps_before_the_first_optimizer_step_end_no_step() -> None:
+    model, batch = _mlp(), torch.randn(64, 256)
+    for update in ("optimizer", "by hand", "by hand from torch.autograd.grad"):
+        memscale.wrap(model, Config(force_optimize=True))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(1, 5):
+            fast = dict(model.named_parameters())
+            for _ in range(3):
+                loss = torch.func.functional_call(model, fast, batch).square().mean()
+                slopes = torch.autograd.grad(loss, list(fast.values()), create_graph=True)
+                fast = {name: v - 0.1 * slope for (name, v), slope in zip(fast.items(), slopes, strict=True)}
+            outer = torch.func.functional_call(model, fast, batch).square().mean()
+            parameters = list(model.parameters())
+            if update == "by hand from torch.autograd.grad":
+                with torch.no_grad():
+                    for parameter, slope in zip(parameters, torch.autograd.grad(outer, parameters), strict=True):
+                        parameter -= 0.1 * slope
+                # The next backward shows that the parameters were written, and the forward after it ends the step.
+                assert model._memscale_executor.counters()["steps"] == step - 1
+                continue
+            outer.backward()
+            if update == "optimizer":
+                optimizer.step()
+            else:
+                for parameter in parameters:
+                    parameter.data -= 0.1 * parameter.grad
+            assert model._memscale_executor.counters()["steps"] == (step if update == "optimizer" else step - 1)
+            for parameter in parameters:
+                parameter.grad = None
+        memscale.detach(model)

@@ -384,7 +384,7 @@ class Executor:
         self._thread.caller = None
         self._watch.forward_ended(output)
         if output is not None and not self._core.is_active():
-            self._watch.expect_backward(output)
+            self._watch.expect_backward(module, output)
         if output is None:
             self._forward_failed(sys.exc_info()[1])
             self._end_profile(False)
@@ -533,6 +533,9 @@ class Executor:
 
     def _backward_began(self) -> None:
         self._evaluation.end()
+        model = self._model()
+        if model is not None:
+            self._watch.backward_begins(model)
         if self._layer_calls.profile is not None:
             self._layer_calls.profile.backward_began()
         # Outside a backward this raises: the caller only looks at a node's saved tensors.
@@ -542,7 +545,7 @@ class Executor:
     def _backward_ended(self) -> None:
         if self._layer_calls.profile is not None:
             self._layer_calls.profile.backward_ended()
-        self._watch.backward_ended()
+        self._watch.backward_ended(self._model())
         self._layer_calls.release()
         self._core.backward_ended()
 

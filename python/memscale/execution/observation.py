@@ -47,6 +47,9 @@ class StepWatch:
         self._judged = weakref.WeakKeyDictionary()
         self._forwards = self._forwards_since_step = 0
         self._sums = False
+        self._versions: list[int] | None = None  # of the parameters, when the last backward began
+        self._gradients_before: list[tuple[int, int] | None] | None = None
+        self._reaches: bool | None = None  # None: no backward of which to tell is under way
 
     def forward_begins(self, model: torch.nn.Module) -> None:
         """The root is about to run."""
@@ -66,17 +69,30 @@ class StepWatch:
         if not self._outputs and self._outputs_held is None:
             self._outputs_held = False  # the model returns a loss alone, so there is nothing to hold
 
-    def expect_backward(self, output: Any) -> None:
+    def expect_backward(self, model: torch.nn.Module, output: Any) -> None:
         """Hooks the outputs to notice their backward. If no layer has hooks, nothing else shows it."""
         tensors = [tensor for tensor in plain_tensors(output) if not isinstance(tensor, LazyLogits)]
         functions = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
         if functions and self._core.expect_backward():
             for function in functions:
-                function.register_prehook(_Begins(self))
+                function.register_prehook(_Begins(self, model))
 
-    def backward_ended(self) -> None:
+    def backward_begins(self, model: torch.nn.Module) -> None:
+        """A backward begins. Until an optimizer has stepped, its effect tells whether it belongs to an inner step."""
+        if not self._optimizers:
+            versions = [parameter._version for parameter in model.parameters()]
+            was_written = self._versions is not None and versions != self._versions
+            self._versions = versions
+            self._gradients_before = None if was_written else _gradients_of(model)
+            self._reaches = was_written
+
+    def backward_ended(self, model: torch.nn.Module | None) -> None:
         """A backward is over: outputs that still live are held by the caller."""
         self._look_at_outputs()
+        before, self._gradients_before = self._gradients_before, None
+        if self._reaches is not None and model is not None:
+            self._core.backward_reached(self._reaches or _gradients_of(model) != before)
+        self._reaches = None
 
     def _look_at_outputs(self) -> None:
         if self._outputs:
@@ -129,13 +145,27 @@ class StepWatch:
 class _Begins:
     """A hook that reports the backward of an output, if the model is still wrapped then."""
 
-    def __init__(self, watch: StepWatch) -> None:
+    def __init__(self, watch: StepWatch, model: torch.nn.Module) -> None:
         self._watch = weakref.ref(watch)
+        self._model = weakref.ref(model)
 
     def __call__(self, gradients: Any) -> None:
+        watch, model = self._watch(), self._model()
+        if watch is not None and model is not None:
+            watch._core.backward_begins()
+            watch.backward_begins(model)
+            torch.autograd.Variable._execution_engine.queue_callback(self._ended)
+
+    def _ended(self) -> None:
         watch = self._watch()
         if watch is not None:
-            watch._core.backward_begins()
+            watch.backward_ended(self._model())
+
+
+def _gradients_of(model: torch.nn.Module) -> list[tuple[int, int] | None]:
+    """The gradients' identities and versions. A backward that adds to one of them changes this list."""
+    gradients = [parameter.grad if parameter.is_leaf else None for parameter in model.parameters()]
+    return [None if gradient is None else (gradient._cdata, gradient._version) for gradient in gradients]
 
 
 def _says(optimizer: torch.optim.Optimizer, name: str) -> bool:

@@ -369,6 +369,33 @@ static void slots_dropped_during_a_replay_are_not_waited_for(void **state)
     ms_frame_unhold(f->execute, frame);
 }
 
+static void inner_backward(fixture *f, ms_frame *frame)
+{
+    replay(f, frame);
+    ms_execute_backward_ended(f->execute);
+    ms_execute_backward_reached(f->execute, false);
+}
+
+static void a_forward_after_inner_backwards_ends_no_step(void **state)
+{
+    fixture *f = *state;
+    uint64_t step = 0, step_ns;
+    ms_frame *frame = saved_frame(f, 3);
+    for (int i = 0; i < 16; i++) {
+        inner_backward(f, frame);
+        assert_false(ms_execute_boundary(f->execute, MS_BOUNDARY_FORWARD, &step, &step_ns));
+    }
+    inner_backward(f, frame);
+    ms_execute_backward_reached(f->execute, true); /* the outer one */
+    assert_true(ms_execute_boundary(f->execute, MS_BOUNDARY_FORWARD, &step, &step_ns));
+    /* A loop whose backwards all seem to be inner updates its parameters unseen. */
+    for (int i = 0; i < 20; i++) {
+        inner_backward(f, frame);
+        assert_int_equal(ms_execute_boundary(f->execute, MS_BOUNDARY_FORWARD, &step, &step_ns), i >= 16);
+    }
+    drop_all(f, frame, 3);
+}
+
 static void steps_end_where_they_should(void **state)
 {
     fixture *f = *state;
@@ -445,6 +472,7 @@ int main(void)
         TEST(a_retained_graph_releases_when_backward_moves_on),
         TEST(a_replay_that_differs_is_refused),
         TEST(slots_dropped_during_a_replay_are_not_waited_for),
+        TEST(a_forward_after_inner_backwards_ends_no_step),
         TEST(steps_end_where_they_should),
         TEST(nothing_leaks_when_memory_is_out),
     };

@@ -411,17 +411,18 @@ static PyMethodDef methods[] = {
         "hooks_in_the_way", ms_ext_hooks_in_the_way, METH_NOARGS, "/", "() -> str | None",
         "Removes our stale hooks and returns None if hooks can be pushed, else why not: \"foreign\", \"wrapped\" (an "
         "execution around this one has hooks) or \"disabled\"."),
-    MS_EXT_METHOD("enter_root", ms_ext_enter_root, METH_O, "caller, /", "(FrameType | None) -> bool",
-                  "Begins a forward, called by this Python frame. True if an earlier one was interrupted."),
+    MS_EXT_METHOD("enter_root", ms_ext_enter_root, METH_O, "caller, /", "(FrameType | list[int] | None) -> bool",
+                  "Begins a forward, called by this Python frame or that at this address. True if an earlier one was "
+                  "interrupted."),
     MS_EXT_METHOD("leave_root", ms_ext_leave_root, METH_O, "failed, /", "(bool) -> None", "Ends the forward."),
     MS_EXT_METHOD("in_root", ms_ext_in_root, METH_NOARGS, "/", "() -> bool", "Whether this thread is in a forward."),
     MS_EXT_METHOD("peek", ms_ext_peek, METH_O, "layer, /", "(int) -> Technique",
                   "The technique of the layer's next call."),
     MS_EXT_METHOD("enter", ms_ext_enter, METH_VARARGS, "layer, is_replayable, caller, /",
-                  "(int, bool, FrameType | None) -> Region | str | None",
+                  "(int, bool, FrameType | list[int] | None) -> Region | str | None",
                   "Begins a call of a layer. None: the call needs no hooks. A str of hooks_in_the_way(): none can be "
                   "pushed."),
-    MS_EXT_METHOD("leave", ms_ext_leave, METH_O, "caller, /", "(FrameType | None) -> None",
+    MS_EXT_METHOD("leave", ms_ext_leave, METH_O, "caller, /", "(FrameType | list[int] | None) -> None",
                   "Ends the call; `caller` is the root's frame, or None."),
     MS_EXT_METHOD("backward_ended", backward_ended, METH_NOARGS, "/", "() -> None", "Reports the end of a backward."),
     MS_EXT_METHOD("expect_backward", expect_backward, METH_NOARGS, "/", "() -> bool",

@@ -65,7 +65,8 @@ int ms_ext_record_of(PyObject *tensor, int64_t *sizes, ms_record *record);
 /* The number of the operator that autograd is recording. No exception is left set. */
 uint64_t ms_ext_operator_now(void);
 
-/* Whether the Python frame `caller` is on this thread's stack; true if `caller` is NULL or no Python code runs. */
+/* Whether the Python frame `caller`, or that at the address in the list `caller`, is on this thread's stack; true if
+ * `caller` is NULL or no Python code runs. */
 bool ms_ext_is_under_way(PyObject *caller);
 
 /* Raises autograd's error for a saved tensor that was changed in place. The name is of the form
@@ -168,7 +169,7 @@ typedef struct ms_region {
     PyObject_HEAD ms_execution *execution;
     ms_frame *frame;
     PyObject *payload; /* Python's object for the replay */
-    PyObject *caller;  /* the Python frame that makes the call, while it runs; may be NULL */
+    PyObject *caller;  /* the Python frame that makes the call, or its address in a list; may be NULL */
     PyObject *waiting[MS_EXT_WAITING_MAX]; /* handles; an operator has yet to write their tensors */
     size_t waiting_count;
     uint64_t waiting_since; /* the operator that saved them */

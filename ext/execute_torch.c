@@ -299,13 +299,14 @@ bool ms_ext_is_under_way(PyObject *caller)
     if (caller == NULL || frame == NULL) {
         return true;
     }
+    const void *wanted = PyList_Check(caller) ? PyLong_AsVoidPtr(PyList_GetItem(caller, 0)) : caller;
     Py_INCREF(frame);
-    while (frame != NULL && frame != Py_None && frame != caller) {
+    while (frame != NULL && frame != Py_None && frame != wanted) {
         PyObject *back = PyObject_GetAttr(frame, ms_ext_torch()->n_f_back);
         Py_DECREF(frame);
         frame = back;
     }
-    bool is_under_way = frame == caller;
+    bool is_under_way = frame == wanted;
     Py_XDECREF(frame);
     PyErr_Clear();
     return is_under_way;

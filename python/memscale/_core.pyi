@@ -38,10 +38,12 @@ class Execution:
         """Counters by name."""
     def device_peak(self, mark_bytes: int | None, /) -> None:
         """Reports the peak of the training GPU's allocator, before a boundary; None on the CPU."""
-    def enter(self, layer: int, is_replayable: bool, caller: FrameType | None, /) -> Region | str | None:
+    def enter(self, layer: int, is_replayable: bool, caller: FrameType | list[int] | None, /) -> Region | str | None:
         """Begins a call of a layer. None: the call needs no hooks. A str of hooks_in_the_way(): none can be pushed."""
-    def enter_root(self, caller: FrameType | None, /) -> bool:
-        """Begins a forward, called by this Python frame. True if an earlier one was interrupted."""
+    def enter_root(self, caller: FrameType | list[int] | None, /) -> bool:
+        """Begins a forward, called by this Python frame or that at this address. True if an earlier one was
+        interrupted.
+        """
     def evaluation_begins(self) -> None:
         """Begins forwards without gradients; their peak does not count for the step."""
     def evaluation_ends(self) -> tuple[int, int] | None:
@@ -62,7 +64,7 @@ class Execution:
         """Whether the plan does anything."""
     def is_resident(self, tensor: torch.Tensor, /) -> bool:
         """Whether the tensor's storage is one that set_residents() set."""
-    def leave(self, caller: FrameType | None, /) -> None:
+    def leave(self, caller: FrameType | list[int] | None, /) -> None:
         """Ends the call; `caller` is the root's frame, or None."""
     def leave_root(self, failed: bool, /) -> None:
         """Ends the forward."""

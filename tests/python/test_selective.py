@@ -4,6 +4,7 @@ tensors that can't be recomputed stay, and the peak is the predicted one."""
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 import torch
@@ -174,9 +175,13 @@ def interrupted_stack():
 
 def interrupt(model, x):
     model.layers[1].at = True
-    with pytest.raises(KeyboardInterrupt):
+    caught = []
+    try:
         model(x)
+    except KeyboardInterrupt as error:  # pytest.raises() would hold the frames in a circle
+        caught.append(error.with_traceback(error.__traceback__.tb_next))  # without this frame
     model.layers[1].at = False
+    return caught.pop()
 
 
 def test_an_interrupted_forward_leaves_nothing_on_the_thread_after_detach(tmp_path):
@@ -193,11 +198,13 @@ def test_an_interrupted_tape_does_not_grow_and_ends_with_the_next_forward(tmp_pa
     expected = gradients(model)
     model.zero_grad()
     with executing(model, uniform(model, "selective_4"), tmp_path):
-        interrupt(model, x)
-        tape = _get_current_dispatch_mode()
+        error = interrupt(model, x)
+        tape = _get_current_dispatch_mode()  # it stays for as long as the error does
         for _ in range(600):
             torch.tanh(x)
         assert tape is not None and not tape._makers and not tape._values
+        del error
+        assert _get_current_dispatch_mode() is None
         with torch.no_grad():
             model(x)
         assert _get_current_dispatch_mode() is None
@@ -269,6 +276,36 @@ def test_what_is_written_to_is_never_a_source(tmp_path):
     model.zero_grad()
     with executing(model, uniform(model, "selective_4"), tmp_path):
         model(x).sum().backward()
+    assert all(torch.equal(a, b) for a, b in zip(expected, gradients(model), strict=True))
+
+
+def test_an_interrupted_forward_leaves_nothing_once_the_interrupt_is_handled(tmp_path):
+    model, x = interrupted_stack()
+    with executing(model, uniform(model, "selective_4"), tmp_path) as executor:
+        interrupt(model, x)
+        assert _get_current_dispatch_mode() is None
+        assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+        assert not executor._core.in_root() and not executor._forwards
+        assert_nothing_left(executor)
+
+
+def test_a_debugger_inside_a_forward_does_not_end_it(tmp_path):
+    model, x = interrupted_stack()
+    model(x).sum().backward()
+    expected = gradients(model)
+    model.zero_grad()
+
+    def forget_traces(module, args):
+        frame = sys._getframe()
+        while frame is not None:
+            frame.f_trace = None
+            frame = frame.f_back
+
+    with executing(model, uniform(model, "selective_4"), tmp_path) as executor:
+        handle = model.layers[1].register_forward_pre_hook(forget_traces)
+        model(x).sum().backward()
+        handle.remove()
+        assert_nothing_left(executor)
     assert all(torch.equal(a, b) for a, b in zip(expected, gradients(model), strict=True))
 
 

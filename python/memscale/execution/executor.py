@@ -33,6 +33,7 @@ from ..techniques.loss_mode import LossMode, chunked_head, exact_head
 from ..techniques.tiles import Tiles
 from ..tracing.live_profile import LiveProfile
 from .evaluation import Evaluation
+from .frames import watch
 from .hooks import LayerHooks, RootHooks
 from .layer_calls import LayerCalls, OnThread
 from .module_state import LayerState
@@ -363,7 +364,7 @@ class Executor:
         self._watch.forward_begins(module)
         if self._layer_calls.profile is None and self._planner.wants_live_trace:
             self._layer_calls.profile = LiveProfile(module, args, changed or kwargs, self._core.set_observer)
-        self._thread.caller = sys._getframe(_ROOT_CALLER)
+        self._thread.caller = watch(sys._getframe(_ROOT_CALLER), _weak_method(self, "_forward_is_gone"))
         self._core.enter_root(self._thread.caller)
         self._begin_losses()
         return (args, changed) if changed is not None else None
@@ -434,6 +435,18 @@ class Executor:
         if precision is not None:
             self._thread.precision = None
             precision.close()
+
+    def _forward_is_gone(self, caller: Any) -> None:
+        """The frame that called a forward is gone. Ends the forward if a KeyboardInterrupt has kept torch from it."""
+        if self._thread.caller is not caller:
+            return  # it has ended, or a later one has begun, or this is another thread
+        with self._planning:
+            self._forwards.discard(threading.get_ident())
+            self._planning.notify_all()
+        self._end_what_was_broken_off()
+        self._core.leave_root(True)
+        self._thread.caller = None
+        self._end_profile(False)
 
     def _end_what_was_broken_off(self) -> None:
         """Ends the tape, the loss mode and the autocast of a forward that Ctrl-C interrupted on this thread."""

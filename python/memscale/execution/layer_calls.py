@@ -45,7 +45,7 @@ class OnThread(threading.local):
     is_busy = False
     """Whether memscale itself runs the model now; the caller has not asked for these forwards."""
     caller: Any = None
-    """The frame that called the root's forward."""
+    """The frame that called the root's forward, or its address in a list; see `frames.watch()`."""
     precision: contextlib.ExitStack | None = None
     losses: LossMode | None = None
     layer_depth = 0
@@ -145,7 +145,11 @@ class LayerCalls:
             profile.enter(layer.state.name, module, args, kwargs)
             if record is not None:
                 record.arguments.copy_first()  # before the profile shows whether the layer writes to it
-        region = self._core.enter(layer.number, record is not None, sys._getframe(_CALLER))
+        caller = sys._getframe(_CALLER)
+        # A frame that is held holds those around it, and the root's must be free to end.
+        region = self._core.enter(
+            layer.number, record is not None, [id(caller)] if type(thread.caller) is list else caller
+        )
         if isinstance(region, str):
             self._notices.say_obstacle(region)
         elif region is not None and record is not None and region.technique.replays:

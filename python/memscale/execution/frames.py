@@ -1,0 +1,50 @@
+"""Tells when the frame of a call is gone, also if no hook runs after the call.
+
+torch runs no hooks after a KeyboardInterrupt. What memscale has begun for a forward (a tape, a loss mode, autocast)
+then ends with the frame of torch that called it: an object in the frame's `f_trace` dies with it. Python does not call
+that object unless the thread is traced.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+__all__ = ["watch"]
+
+
+class _Sentinel:
+    """Dies with a frame."""
+
+    __slots__ = ("_address", "_ended")
+
+    def __init__(self, address: list[int], ended: Callable[[list[int]], None]) -> None:
+        self._address = address
+        self._ended = ended
+
+    def __call__(self, *_: Any) -> _Sentinel:
+        """A trace function that does nothing; a debugger that starts inside the call may call it."""
+        return self
+
+    def __del__(self, getframe: Callable[[], FrameType] = sys._getframe) -> None:
+        if sys is None or sys.is_finalizing():
+            return  # the interpreter has taken the module's names away
+        frame: FrameType | None = getframe()
+        while frame is not None:
+            if id(frame) == self._address[0]:
+                return  # a debugger has taken its place
+            frame = frame.f_back
+        self._ended(self._address)
+        self._address[0] = 0
+
+
+def watch(frame: FrameType, ended: Callable[[list[int]], None]) -> Any:
+    """What C takes for the frame: its address in a list, which becomes 0 with the frame. `ended(address)` is called
+    when nothing holds the frame any more. A frame that is traced is returned itself, and not watched."""
+    if sys.gettrace() is not None or frame.f_trace is not None:
+        return frame
+    address = [id(frame)]
+    frame.f_trace = _Sentinel(address, ended)
+    return address

@@ -202,11 +202,7 @@ static PyObject *backward_begins(PyObject *self, PyObject *args)
 
 static PyObject *backward_reached(PyObject *self, PyObject *parameters)
 {
-    int reached = PyObject_IsTrue(parameters);
-    if (reached < 0) {
-        return NULL;
-    }
-    ms_execute_backward_reached(ms_ext_execution_of(self)->execute, reached != 0);
+    ms_execute_backward_reached(ms_ext_execution_of(self)->execute, parameters == Py_True);
     Py_RETURN_NONE;
 }
 

@@ -150,7 +150,7 @@ def test_the_argument_and_the_type_that_it_should_have_are_named() -> None:
     make, inputs = REFUSED["int32 labels"]
     with pytest.raises(memscale.ProfileError, match=r"is int32, but aten::nll_loss_forward takes int64"):
         memscale.wrap(make(), sample_input=inputs)
-    with pytest.raises(memscale.ProfileError, match=r"the input does not fit Linear: input is float64 where"):
+    with pytest.raises(memscale.ProfileError, match=r"the input does not fit Linear: input is float64, but"):
         memscale.plan(nn.Linear(8, 4), _x(4, 8, dtype=double))
 
 

@@ -223,7 +223,7 @@ def test_trainable_tensors_that_no_module_holds_are_refused_and_left_alone():
     hidden = nn.Parameter(torch.randn(3, 4))
     hidden.grad = gradient = torch.ones(3, 4)
     model = Returning(lambda y: (y * hidden).sum())
-    with pytest.raises(ProfileError, match=r"a trainable tensor \(3x4\) is used that no module holds"):
+    with pytest.raises(ProfileError, match=r"it uses a trainable tensor \(3x4\) that is not an attribute of a module"):
         trace(model, torch.randn(3, 4))
     assert hidden.grad is gradient and torch.equal(gradient, torch.ones(3, 4))
 

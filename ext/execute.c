@@ -233,15 +233,10 @@ static PyObject *boundary(PyObject *object, PyObject *args)
     PyObject *ended =
         Py_BuildValue("{s:K,s:K,s:K}", "step", (unsigned long long)step, "step_ns", (unsigned long long)step_ns,
                       "plan_steps", (unsigned long long)ms_execute_plan_steps(self->execute));
-    const struct {
-        const char *name;
-        uint64_t bytes;
-    } seen[] = {{"peak_bytes", memory.peak_bytes},
-                {"peak_held_bytes", memory.peak_held_bytes},
-                {"resident_bytes", memory.resident_bytes},
-                {"held_bytes", memory.held_bytes}};
-    for (size_t i = 0; ended != NULL && i < sizeof seen / sizeof seen[0]; i++) {
-        if (seen[i].bytes != UINT64_MAX && add_number(ended, seen[i].name, seen[i].bytes) != 0) {
+    const char *const names[] = {"peak_bytes", "peak_held_bytes", "resident_bytes", "held_bytes"};
+    const uint64_t bytes[] = {memory.peak_bytes, memory.peak_held_bytes, memory.resident_bytes, memory.held_bytes};
+    for (size_t i = 0; ended != NULL && i < sizeof bytes / sizeof bytes[0]; i++) {
+        if (bytes[i] != UINT64_MAX && add_number(ended, names[i], bytes[i]) != 0) {
             Py_CLEAR(ended);
         }
     }
@@ -425,10 +420,8 @@ static PyMethodDef methods[] = {
                   "Announces a backward_begins() for the forward that just ended. False: that call is not needed."),
     MS_EXT_METHOD("backward_begins", backward_begins, METH_NOARGS, "/", "() -> None",
                   "Reports the start of a backward, if hooks of layers can't see it."),
-    MS_EXT_METHOD(
-        "backward_reached", backward_reached, METH_O, "parameters, /", "(bool) -> None",
-        "Reports after a backward whether it changed gradients or followed a change of parameters. If not, the "
-        "next forward ends no step."),
+    MS_EXT_METHOD("backward_reached", backward_reached, METH_O, "parameters, /", "(bool) -> None",
+                  "Reports whether the backward that ended changed gradients or followed a change of parameters."),
     MS_EXT_METHOD("boundary", boundary, METH_VARARGS, "is_optimizer, is_another=False, /",
                   "(bool, bool) -> dict[str, int] | None",
                   "Measurements of the step, if one ended: step, step_ns, plan_steps, and those known of peak_bytes, "

@@ -25,9 +25,7 @@ class Execution:
     def backward_ended(self) -> None:
         """Reports the end of a backward."""
     def backward_reached(self, parameters: bool, /) -> None:
-        """Reports after a backward whether it changed gradients or followed a change of parameters. If not, the next
-        forward ends no step.
-        """
+        """Reports whether the backward that ended changed gradients or followed a change of parameters."""
     def boundary(self, is_optimizer: bool, is_another: bool = False, /) -> dict[str, int] | None:
         """Measurements of the step, if one ended: step, step_ns, plan_steps, and those known of peak_bytes,
         peak_held_bytes, resident_bytes and held_bytes of the process.

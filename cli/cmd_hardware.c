@@ -12,8 +12,9 @@
 #include "memscale/hardware.h"
 #include "options.h"
 
-static const char help[] = "Usage: memscale hardware [--json] [--disk-dir DIR] [--no-cache]\n"
-                           "       memscale hardware [--json] --from FILE\n"
+static const char help[] = "Usage: memscale hardware [--json] [--card NAME] [--disk-dir DIR] [--no-cache]\n"
+                           "       memscale hardware [--json] [--card NAME] --from FILE\n"
+                           "       memscale hardware --cards\n"
                            "\n"
                            "Shows the machine as plans see it: processors, memory and its limits, the\n"
                            "disk tier, GPUs. Rates are measured once (about a second, a temporary file of\n"
@@ -25,11 +26,15 @@ static const char help[] = "Usage: memscale hardware [--json] [--disk-dir DIR] [
                            "                  given\n"
                            "  --no-cache      measure again, and keep the new rates\n"
                            "  --from FILE     show a saved description instead of this machine\n"
+                           "  --card NAME     with this GPU in the place of the machine's own: its memory as\n"
+                           "                  frameworks see it, four fifths of its datasheet's rates\n"
+                           "  --cards         list the known GPUs\n"
                            "\n"
                            "Examples:\n"
                            "  memscale hardware\n"
                            "  memscale hardware --disk-dir /scratch --json > machine.json\n"
                            "  memscale hardware --from machine.json\n"
+                           "  memscale hardware --card rtx-4090 --json > machine.json\n"
                            "\n"
                            "Exit status: 0, 1 if the machine can't be described, 2 for a wrong option,\n"
                            "directory or file.\n";
@@ -91,20 +96,24 @@ static void print_disk(const ms_disk *disk)
     print_rate("read", disk->read_bytes_per_s, "\n");
 }
 
+static void print_gpu(const ms_gpu *gpu)
+{
+    printf("%s, %s, compute %u.%u, %u copy engines\n        ", gpu->name, ms__text_bytes(gpu->total_bytes).text,
+           (unsigned)gpu->compute_major, (unsigned)gpu->compute_minor, (unsigned)gpu->copy_engines);
+    printf("matrix products %.1f GFLOP/s, ", (double)gpu->matmul_flops_per_s / 1e9);
+    print_rate("memory", gpu->stream_bytes_per_s, "\n        ");
+    print_rate("to host", gpu->to_host_bytes_per_s, ", ");
+    print_rate("from host", gpu->from_host_bytes_per_s, "\n");
+}
+
 static void print_gpus(const ms_hardware *hardware)
 {
     if (hardware->gpu_count == 0) {
         printf("GPU     none\n");
     }
     for (uint32_t i = 0; i < hardware->gpu_count; i++) {
-        const ms_gpu *gpu = &hardware->gpu[i];
-        printf("GPU %-2u  %s, %s, compute %u.%u, %u copy engines\n        ", (unsigned)i, gpu->name,
-               ms__text_bytes(gpu->total_bytes).text, (unsigned)gpu->compute_major, (unsigned)gpu->compute_minor,
-               (unsigned)gpu->copy_engines);
-        printf("matrix products %.1f GFLOP/s, ", (double)gpu->matmul_flops_per_s / 1e9);
-        print_rate("memory", gpu->stream_bytes_per_s, "\n        ");
-        print_rate("to host", gpu->to_host_bytes_per_s, ", ");
-        print_rate("from host", gpu->from_host_bytes_per_s, "\n");
+        printf("GPU %-2u  ", (unsigned)i);
+        print_gpu(&hardware->gpu[i]);
     }
 }
 
@@ -157,6 +166,19 @@ static int out_of_memory(void)
     return cli_fail(&err);
 }
 
+static int list_cards(ms_hardware *hardware)
+{
+    for (size_t i = 0; ms_hardware_card_name(i) != NULL; i++) {
+        ms_error err;
+        if (ms_hardware_use_card(hardware, ms_hardware_card_name(i), &err) != MS_OK) {
+            return cli_fail(&err);
+        }
+        printf("%s\n        ", ms_hardware_card_name(i));
+        print_gpu(ms_hardware_gpu(hardware));
+    }
+    return CLI_OK;
+}
+
 static int show_hardware(const ms_hardware *hardware, bool as_json)
 {
     if (!as_json) {
@@ -168,14 +190,16 @@ static int show_hardware(const ms_hardware *hardware, bool as_json)
 
 int cmd_hardware(int argc, char **argv)
 {
-    bool as_json = false;
-    const char *from = NULL;
+    bool as_json = false, lists = false;
+    const char *from = NULL, *card = NULL;
     ms_hardware_options options = {0};
     const cli_option table[] = {
         {"--json", &as_json, NULL},
         {"--disk-dir", NULL, &options.disk_dir},
         {"--no-cache", &options.no_cache, NULL},
         {"--from", NULL, &from},
+        {"--card", NULL, &card},
+        {"--cards", &lists, NULL},
     };
     int status = cli_parse(argc, argv, table, sizeof table / sizeof table[0], help);
     if (status != CLI_GO_ON) {
@@ -188,9 +212,12 @@ int cmd_hardware(int argc, char **argv)
     if (hardware == NULL) {
         return out_of_memory();
     }
-    status = from != NULL ? load_description(from, hardware) : probe_machine(&options, hardware);
-    if (status == CLI_OK) {
-        status = show_hardware(hardware, as_json);
+    if (lists) {
+        status = list_cards(hardware);
+    } else {
+        status = from != NULL ? load_description(from, hardware) : probe_machine(&options, hardware);
+        status = status == CLI_OK && card != NULL ? cli_use_card("hardware", "--card", card, hardware) : status;
+        status = status == CLI_OK ? show_hardware(hardware, as_json) : status;
     }
     ms_free(hardware);
     return status;

@@ -17,7 +17,7 @@
 #include "plan/text.h"
 
 static const char help[] = "Usage: memscale predict --hf FILE --batch B --seq S [--budget BYTES]\n"
-                           "                        [--hardware FILE] [--json | --graph]\n"
+                           "                        [--hardware NAME] [--json | --graph]\n"
                            "\n"
                            "Predicts the memory of a training step of a Hugging Face model: unoptimized, with\n"
                            "the plan for this machine or a budget, and the smallest budget. Reads only the\n"
@@ -29,16 +29,19 @@ static const char help[] = "Usage: memscale predict --hf FILE --batch B --seq S 
                            "  --batch B         sequences in a batch\n"
                            "  --seq S           tokens in a sequence\n"
                            "  --budget BYTES    plan for this budget: 4000000000, 4.0GB, 3.7GiB\n"
-                           "  --hardware FILE   a saved machine; this one if not given\n"
+                           "  --hardware NAME   a saved machine's file, or a GPU to train on in this machine:\n"
+                           "                    rtx-4090, h100, ... (memscale hardware --cards); this machine\n"
+                           "                    if not given\n"
                            "  --json            print the JSON document (docs/formats/predict.schema.json)\n"
                            "  --graph           print the step's graph, for memscale plan --graph\n"
                            "\n"
-                           "Example:\n"
+                           "Examples:\n"
                            "  memscale predict --hf config.json --batch 4 --seq 512 --budget 4.0GB\n"
+                           "  memscale predict --hf config.json --batch 8 --seq 2048 --hardware rtx-4090\n"
                            "\n"
                            "Exit status: 0 with a plan, 1 if none fits the budget (the smallest that fits is\n"
-                           "printed, with --json as {\"feasible\": false, \"smallest_budget_bytes\": ...}), 2 for a\n"
-                           "wrong option or file.\n";
+                           "printed, with --json as {\"feasible\": false, \"smallest_budget_bytes\": ...}) or the\n"
+                           "machine (the smallest plan is printed), 2 for a wrong option or file.\n";
 
 typedef struct predict_request {
     const char *hf_path, *batch, *seq, *budget, *hardware_path;
@@ -172,6 +175,27 @@ static char *json_of(const predict_work *work)
     return ms__text_take(&text);
 }
 
+static bool fits_device(const predict_work *work)
+{
+    return work->plan->replay.peak_bytes <= ms_hardware_device_bytes(work->hardware);
+}
+
+/* The line to paste, or that there is none. */
+static void add_config(ms__text *text, const predict_work *work)
+{
+    const ms_pressure *pressure = &work->plan->pressure;
+    if (!fits_device(work)) {
+        ms__text_add(text, "  does not fit: take a smaller batch, shorter sequences or more than %s\n",
+                     ms__text_bytes(ms_hardware_device_bytes(work->hardware)).text);
+        return;
+    }
+    ms__text_add(text, "  to use it   memscale.wrap(model, memscale.Config(");
+    if (pressure->budget_given) {
+        ms__text_add(text, "memory_budget_gb=%.12g", (double)pressure->allowed_bytes / 1e9);
+    }
+    ms__text_add(text, "))\n");
+}
+
 static char *table_of(const predict_work *work)
 {
     ms__text text = {0};
@@ -188,13 +212,15 @@ static char *table_of(const predict_work *work)
                  ms__text_bytes(work->smallest_bytes).text, work->smallest_bytes);
     ms__text_add(&text, "%s", plan);
     ms_free(plan);
+    add_config(&text, work);
     return ms__text_take(&text);
 }
 
 static int show_prediction(const predict_request *request, const predict_work *work)
 {
     char *text = request->as_graph ? ms_graph_to_json(work->graph) : request->as_json ? json_of(work) : table_of(work);
-    return cli_print_made(text);
+    int status = cli_print_made(text);
+    return status == CLI_OK && !request->as_graph && !fits_device(work) ? CLI_FAILED : status;
 }
 
 int cmd_predict(int argc, char **argv)

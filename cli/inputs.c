@@ -3,6 +3,7 @@
  */
 #include "inputs.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <string.h>
 #include <strings.h>
@@ -105,7 +106,30 @@ int cli_file_status(const char *command, const char *option, const char *path, i
     return rc == MS_ENOMEM ? cli_fail(err) : cli_file_error("%s: %s %s: %s", command, option, path, err->text);
 }
 
-int cli_load_hardware(const char *command, const char *path, ms_hardware **hardware)
+int cli_use_card(const char *command, const char *option, const char *card, ms_hardware *hardware)
+{
+    ms_error err;
+    int rc = ms_hardware_use_card(hardware, card, &err);
+    return rc == MS_OK ? CLI_OK : cli_usage_error(command, "%s: %s", option, err.text);
+}
+
+static int probe_with_card(const char *command, const char *card, ms_hardware *hardware)
+{
+    ms_error err;
+    ms_hardware_options options = {0};
+    if (ms_hardware_probe(&options, hardware, &err) != MS_OK) {
+        return cli_fail(&err);
+    }
+    return card != NULL ? cli_use_card(command, "--hardware", card, hardware) : CLI_OK;
+}
+
+/* A word that could be a card: no path, no file name with an ending. */
+static bool may_be_card(const char *named)
+{
+    return strpbrk(named, "/.") == NULL;
+}
+
+int cli_load_hardware(const char *command, const char *named, ms_hardware **hardware)
 {
     ms_error err;
     *hardware = ms_calloc(1, sizeof **hardware);
@@ -113,15 +137,17 @@ int cli_load_hardware(const char *command, const char *path, ms_hardware **hardw
         ms_fail(&err, MS_ENOMEM, "out of memory");
         return cli_fail(&err);
     }
-    if (path == NULL) {
-        ms_hardware_options options = {0};
-        return ms_hardware_probe(&options, *hardware, &err) == MS_OK ? CLI_OK : cli_fail(&err);
+    if (named == NULL) {
+        return probe_with_card(command, NULL, *hardware);
     }
     char *text;
-    int rc = cli_read_text(path, &text, &err);
+    int rc = cli_read_text(named, &text, &err);
+    if (rc != MS_OK && err.system_errno == ENOENT && may_be_card(named)) {
+        return probe_with_card(command, named, *hardware);
+    }
     if (rc == MS_OK) {
         rc = ms_hardware_parse(text, *hardware, &err);
     }
     ms_free(text);
-    return cli_file_status(command, "--hardware", path, rc, &err);
+    return cli_file_status(command, "--hardware", named, rc, &err);
 }

@@ -18,8 +18,11 @@ int cli_read_text(const char *path, char **text, ms_error *err);
  * memory. Prints one line with file, place and reason on failure. */
 int cli_file_status(const char *command, const char *option, const char *path, int rc, const ms_error *err);
 
-/* A saved machine, or this one if `path` is NULL. Returns CLI_OK, or the exit status after a message. The caller
- * frees *hardware in any case. */
-int cli_load_hardware(const char *command, const char *path, ms_hardware **hardware);
+/* Puts a card of the catalogue into the machine. Returns CLI_OK, or the exit status after a message about `option`. */
+int cli_use_card(const char *command, const char *option, const char *card, ms_hardware *hardware);
+
+/* A saved machine; this one if `named` is NULL; this one with a card of the catalogue if there is no file `named`.
+ * Returns CLI_OK, or the exit status after a message. The caller frees *hardware in any case. */
+int cli_load_hardware(const char *command, const char *named, ms_hardware **hardware);
 
 #endif

@@ -154,6 +154,16 @@ typedef struct ms_gpu_sight {
  * MS_GPU_MAX or more. */
 MS_API int ms_hardware_see_gpu(ms_hardware *hardware, uint32_t device, const ms_gpu_sight *sight, ms_error *err);
 
+/* Names of the catalogue's cards, in a fixed order; NULL after the last one. */
+MS_API const char *ms_hardware_card_name(size_t i);
+
+/*
+ * Describes training on one card of the catalogue in this host, in the place of its own GPUs: memory as frameworks see
+ * it, four fifths of the datasheet's peaks, a process that holds nothing yet. Names are compared without case and
+ * punctuation. MS_ENOTSUP for an unknown name; the error lists the known ones, and nothing has changed.
+ */
+MS_API int ms_hardware_use_card(ms_hardware *hardware, const char *name, ms_error *err);
+
 /* Two significant digits, so that a noisy measurement gives a stable plan. */
 MS_API uint64_t ms_round_2_digits(uint64_t value);
 

@@ -51,6 +51,35 @@ static void two_digits_are_kept(void **state)
     }
 }
 
+static void every_card_of_the_catalogue_can_be_trained_on(void **state)
+{
+    (void)state;
+    ms_error err;
+    size_t count = 0;
+    for (; ms_hardware_card_name(count) != NULL; count++) {
+        assert_ms_ok(ms_hardware_parse(example, &machine, &err), err);
+        assert_ms_ok(ms_hardware_use_card(&machine, ms_hardware_card_name(count), &err), err);
+        const ms_gpu *gpu = ms_hardware_gpu(&machine);
+        assert_non_null(gpu);
+        assert_int_equal(machine.gpu_count, 1);
+        assert_in_range(gpu->total_bytes, UINT64_C(15000000000), UINT64_C(210000000000));
+        assert_int_equal(gpu->total_bytes, ms_hardware_device_bytes(&machine));
+        assert_true(gpu->copy_engines > 0 && gpu->to_host_bytes_per_s >= UINT64_C(12000000000));
+        assert_in_range(gpu->matmul_flops_per_s, UINT64_C(6000000000000), UINT64_C(140000000000000));
+        assert_int_equal(machine.process.baseline_bytes, 0);
+        char *text = ms_hardware_to_json(&machine);
+        assert_non_null(text);
+        assert_ms_ok(ms_hardware_parse(text, &machine, &err), err);
+        ms_free(text);
+    }
+    assert_int_equal(count, 11);
+    assert_ms_ok(ms_hardware_use_card(&machine, "RTX 4090", &err), err);
+    assert_string_equal(ms_hardware_gpu(&machine)->name, "NVIDIA GeForce RTX 4090");
+    assert_ms_fails(ms_hardware_use_card(&machine, "rtx-409", &err), MS_ENOTSUP, err, "rtx-409 is not one of t4, l4, ");
+    assert_ms_fails(ms_hardware_use_card(&machine, "", &err), MS_ENOTSUP, err, "is not one of");
+    assert_string_equal(ms_hardware_gpu(&machine)->name, "NVIDIA GeForce RTX 4090");
+}
+
 static void a_saved_description_reads_back_byte_for_byte(void **state)
 {
     (void)state;
@@ -399,6 +428,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(two_digits_are_kept),
         cmocka_unit_test(a_saved_description_reads_back_byte_for_byte),
+        cmocka_unit_test(every_card_of_the_catalogue_can_be_trained_on),
         cmocka_unit_test(the_device_bounds_the_bytes_of_training),
         cmocka_unit_test(faults_are_named_by_their_place),
         cmocka_unit_test(rates_of_packing_read_back),

@@ -254,7 +254,7 @@ def _as_module(target: Any, caller: str) -> torch.nn.Module:
         return target
     if isinstance(target, type):
         raise TypeError(
-            f"memscale.{caller}() takes an instance of torch.nn.Module, not the class {target.__qualname__}; make one first"
+            f"memscale.{caller}() takes an instance of a torch.nn.Module, not the class {target.__qualname__} itself"
         )
     also = " or a Trainer of Hugging Face or Lightning" if caller in ("wrap", "detach") else ""
     raise TypeError(

@@ -233,6 +233,8 @@ def _check_optimizer(optimizer: Any, caller: str = "optimize") -> None:
 
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         hint = "" if caller == "trace" else "; give a configuration as config=..."
+        if isinstance(optimizer, torch.nn.Module):
+            hint = "; the model comes first, then the optimizer"
         or_none = "" if caller == "apply_all_optimizations" else " or None"
         raise TypeError(
             f"memscale.{caller}(): optimizer must be a torch.optim.Optimizer{or_none}, not "
@@ -250,6 +252,10 @@ def _as_module(target: Any, caller: str) -> torch.nn.Module:
         )
     if isinstance(target, torch.nn.Module):
         return target
+    if isinstance(target, type):
+        raise TypeError(
+            f"memscale.{caller}() takes an instance of a torch.nn.Module, not the class {target.__qualname__} itself"
+        )
     also = " or a Trainer of Hugging Face or Lightning" if caller in ("wrap", "detach") else ""
     raise TypeError(
         f"memscale.{caller}() takes a torch.nn.Module{also}, not {type(target).__module__}.{type(target).__qualname__}"

@@ -2,7 +2,8 @@
 
 In training nothing reads the cache, and it keeps every layer's keys and values alive through the
 step. Profiler, verification and executor therefore run such models with ``use_cache=False``. This
-file has the rule.
+file has the rule. At some small shapes an unwrapped run with the cache has other last bits; the
+wrapped run has those of the unwrapped run with ``use_cache=False``.
 
 Layers of linear attention and state-space models compute through their cache: without it, their
 gradients differ in the last bits. Their cache is left on, so such a layer can't be replayed, because

@@ -151,8 +151,8 @@ static PyObject *read_settings(PyObject *module, PyObject *rows)
     return values;
 }
 
-/* Calls each writer with the value, in parts if it is a tuple. A writer is (function, names of the last parts, whether it
- * takes the value). */
+/* Calls each writer with the value, in parts if it is a tuple. A writer is (function, names of the last parts, whether
+ * it takes the value). */
 static int write_setting(PyObject *writers, PyObject *value)
 {
     for (Py_ssize_t i = 0; i < PyTuple_Size(writers); i++) {

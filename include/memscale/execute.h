@@ -227,8 +227,8 @@ MS_API bool ms_frame_is_marked(const ms_frame *frame, uint32_t slot, bool *is_la
 
 /*
  * Compares the tensor that a replay saved in a slot, after ms_frame_replay_save() and once it is written. MS_EREPLAY,
- * naming the layer, if the values differ. If they only differ as rounding does, or in few elements, that is logged. In both
- * cases the layer is held: from its next call on it is not recomputed.
+ * naming the layer, if the values differ. If they only differ as rounding does, or in few elements, that is logged. In
+ * both cases the layer is held: from its next call on it is not recomputed.
  */
 MS_API int ms_frame_compare(ms_execute *execute, ms_frame *frame, uint32_t slot, const ms_contents *contents,
                             ms_error *err);

@@ -207,10 +207,8 @@ typedef struct ms_loop {
                                             optimizer is memscale's and known */
     bool gradients_releasable;           /* the optimizer can update parameters in backward */
     bool gradients_released;             /* it does under every plan: the user requested it */
-    bool
-        gradients_needed; /* all gradients must exist before one is used: a GradScaler, clipping or accumulation was seen */
-    bool state_streamed; /* its state lies on disk under every plan, and is not part of
-                                            the bytes above */
+    bool gradients_needed; /* all must exist before one is used: a GradScaler, clipping or accumulation */
+    bool state_streamed; /* its state is on disk under every plan, and not in the bytes above */
 } ms_loop;
 
 /* Bytes that exist before the step and stay. */

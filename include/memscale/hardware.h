@@ -149,9 +149,9 @@ typedef struct ms_gpu_sight {
     uint64_t available_bytes; /* free, or reserved by this process's allocator */
 } ms_gpu_sight;
 
-/* Notes the memory of GPU `device` that this process can use. If the driver described none of that number (it was not found, or
- * is not CUDA's own), adds it with stated default rates and no copy engine: nothing moves from it. MS_EINVAL: the number is
- * MS_GPU_MAX or more. */
+/* Notes the memory of GPU `device` that this process can use. If the driver described none of that number (it was not
+ * found, or is not CUDA's own), adds it with stated default rates and no copy engine: nothing moves from it. MS_EINVAL:
+ * the number is MS_GPU_MAX or more. */
 MS_API int ms_hardware_see_gpu(ms_hardware *hardware, uint32_t device, const ms_gpu_sight *sight, ms_error *err);
 
 /* Names of the catalogue's cards, in a fixed order; NULL after the last one. */

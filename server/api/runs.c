@@ -13,7 +13,7 @@
 #define COUNT(table) (sizeof(table) / sizeof(table)[0])
 
 enum { NAME_BYTES = 120, PAGE_MOST = 200, PAGE_USUAL = 50, OUTCOME_COUNT = 4 };
-/* What a run without documents counts for; and how often an append looks at the team's use, which is a sum over its runs. */
+/* What a run without documents counts for; how often an append looks at the team's use, a sum over its runs. */
 enum { RUN_BYTES = 1000, QUOTA_EVERY = 64 };
 
 static const char *const outcomes[OUTCOME_COUNT] = {"finished", "failed", "infeasible", "stopped"};

@@ -1,6 +1,7 @@
 /*
  * Telemetry events, taken from anyone: checked against docs/formats/telemetry.schema.json itself, which is
- * built in, with the technique.schema.json that it refers to. The day is stored, and no address, time of day or account.
+ * built in, with the technique.schema.json that it refers to. The day is stored, and no address, time of day
+ * or account.
  */
 #include <regex.h>
 #include <string.h>

@@ -50,8 +50,8 @@ ssize_t ms__os_pread(int fd, void *to, size_t size_bytes, uint64_t offset_bytes)
  * than `most_bytes`. */
 MS_NODISCARD int ms__file_read_text(const char *path, size_t most_bytes, char **text, size_t *length, ms_error *err);
 
-/* The same of a regular file that belongs to this user and that not everybody may write; MS_ESYSTEM for anything else. A
- * link is not followed, and a pipe is not waited for: for files that memscale wrote. */
+/* The same of a regular file that belongs to this user and that not everybody may write; MS_ESYSTEM for anything else.
+ * A link is not followed, and a pipe is not waited for: for files that memscale wrote. */
 MS_NODISCARD int ms__file_read_own_text(const char *path, size_t most_bytes, char **text, size_t *length,
                                         ms_error *err);
 

@@ -186,7 +186,9 @@ static int read_mode(const place *at, ms_mode *mode)
             return MS_OK;
         }
     }
-    return refuse(at, "'conservative', 'balanced' or 'aggressive'");
+    return refuse(at, json_is_number(at->value)
+                          ? "'conservative', 'balanced' or 'aggressive'; a budget is memory_budget_gb=..."
+                          : "'conservative', 'balanced' or 'aggressive'");
 }
 
 static int read_bool(const place *at, bool *flag)

@@ -117,7 +117,9 @@ static void every_bad_value_names_field_value_and_what_is_allowed(void **state)
         {"max_disk_offload_gb", "-1", "max_disk_offload_gb: -1 is not allowed"},
         {"mode", "\"fast\"", "mode: 'fast' is not allowed; give 'conservative', 'balanced' or"},
         {"mode", "null", "mode: None is not allowed"},
-        {"mode", "1", "mode: 1 is not allowed"},
+        {"mode", "1",
+         "mode: 1 is not allowed; give 'conservative', 'balanced' or 'aggressive'; a budget is "
+         "memory_budget_gb=..."},
         {"enable_tiling", "1", "enable_tiling: 1 is not allowed; give True or False"},
         {"enable_tiling", "null", "enable_tiling: None is not allowed"},
         {"target_gpu_utilization", "0", "give a number above 0 and at most 1"},

@@ -1,7 +1,9 @@
 /*
  * Keeps measured rates between runs: a small JSON file per machine and disk, replaced as a whole, so that processes
- * that start together do not damage it. Called by hardware.c only. Failures are not reported.
+ * that start together do not damage it. Called by hardware.c only. A failure is one line in the
+ * log of a process.
  */
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <xxhash.h>
@@ -97,9 +99,11 @@ static int write_rates(const char *path, const char *dir, const char *key, const
 
 void ms__rate_cache_save(const char *dir, const char *kind, const char *key, const ms__rate *rates, size_t count)
 {
+    static _Atomic bool has_said; /* one unwritable folder fails for every kind of rate */
     char path[MS_PATH_MAX];
     ms_error err;
     if (file_path(dir, kind, key, path, sizeof path) && write_rates(path, dir, key, rates, count, &err) != MS_OK) {
-        ms_log(MS_LOG_WARNING, "measured rates are not kept for the next run: %s", err.text);
+        ms_log(atomic_exchange(&has_said, true) ? MS_LOG_DEBUG : MS_LOG_WARNING,
+               "measured rates are not kept for the next run: %s", err.text);
     }
 }

@@ -149,13 +149,24 @@ static void two_writers_leave_a_whole_file(void **state)
     assert_int_equal(system(command), 0); /* no temporary file is left */
 }
 
-static void a_directory_that_cannot_be_made_costs_a_warning(void **state)
+static void count_warning(void *count, ms_log_level level, const char *line)
+{
+    (void)line;
+    *(int *)count += level == MS_LOG_WARNING;
+}
+
+static void a_directory_that_cannot_be_made_costs_one_warning(void **state)
 {
     (void)state;
     char below[200];
+    int warnings = 0;
     snprintf(below, sizeof below, "%s/deeper", path); /* below a file */
     value = 5000000;
+    ms_log_set_sink(count_warning, &warnings);
     ms__rate_cache_save(below, "disk", "key", rates, 1);
+    ms__rate_cache_save(below, "cpu", "key", rates, 1);
+    ms_log_set_sink(NULL, NULL);
+    assert_int_equal(warnings, 1);
     assert_false(ms__rate_cache_load(below, "disk", "key", rates, 1));
 }
 
@@ -170,7 +181,7 @@ int main(void)
         TEST(a_file_of_somebody_else_is_not_read),
         TEST(absurd_rates_are_not_used),
         TEST(two_writers_leave_a_whole_file),
-        TEST(a_directory_that_cannot_be_made_costs_a_warning),
+        TEST(a_directory_that_cannot_be_made_costs_one_warning),
     };
     return cmocka_run_group_tests_name("hardware: rate cache", tests, NULL, NULL);
 }

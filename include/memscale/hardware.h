@@ -135,8 +135,8 @@ MS_API int ms_hardware_set_process(ms_hardware *hardware, int32_t device, uint64
 
 /*
  * Measures the baseline of a CPU host again, after the process has loaded more: the resident memory without the
- * `tensor_bytes` that hostmem holds, and with `expected_bytes` that will be allocated or touched. Never lowers it.
- * Does nothing for a GPU. Thread-safe.
+ * `tensor_bytes` that hostmem holds, with `expected_bytes` that will be allocated or touched and 8 MB for what a
+ * trainer loads later. Never lowers it. Does nothing for a GPU. Thread-safe.
  */
 MS_API int ms_hardware_grow_process(ms_hardware *hardware, uint64_t tensor_bytes, uint64_t expected_bytes,
                                     ms_error *err);

@@ -145,6 +145,9 @@ int ms_hardware_set_process(ms_hardware *hardware, int32_t device, uint64_t allo
     return MS_OK;
 }
 
+/* What a trainer loads after its first forward (logging, collectives): up to 4 MB, and another 4 MB from run to run. */
+static const uint64_t loaded_later_bytes = 8000000;
+
 int ms_hardware_grow_process(ms_hardware *hardware, uint64_t tensor_bytes, uint64_t expected_bytes, ms_error *err)
 {
     ms__resident resident;
@@ -158,6 +161,6 @@ int ms_hardware_grow_process(ms_hardware *hardware, uint64_t tensor_bytes, uint6
     }
     uint64_t now_bytes = ms__sub_sat(resident.now_bytes, tensor_bytes);
     uint64_t baseline_bytes = ms__max_u64(hardware->process.baseline_bytes, now_bytes);
-    hardware->process.baseline_bytes = ms__add_sat(baseline_bytes, expected_bytes);
+    hardware->process.baseline_bytes = ms__add_sat(ms__add_sat(baseline_bytes, expected_bytes), loaded_later_bytes);
     return MS_OK;
 }

@@ -1,11 +1,11 @@
 /*
- * How fast the AdamW update moves memory, beside a plain loop that reads four streams
- * and writes three of the same size; for every instruction set of this processor, fp32
- * and bf16 parameters, fp32 and 8-bit moments. Run: adamw_bench [million elements
+ * Measures how fast the AdamW update moves memory, and compares it with a plain loop that
+ * reads four streams and writes three. Covers every instruction set of this processor,
+ * fp32 and bf16 parameters, fp32 and 8-bit moments. Run: adamw_bench [million elements
  * [threads]].
  *
- * The variants of a round run one after the other, so that a slow hour slows all of
- * them; each figure is the best of several rounds.
+ * Each round runs all variants, so that a slow phase of the machine slows all of them.
+ * Each figure is the best of several rounds.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -171,7 +171,7 @@ static void call_dequantize(const ms__adamw_kernels *k)
     k->dequantize(cached_codes, 1.0f, ms__q8(true), cached_values, CACHED);
 }
 
-/* The best of many short batches: nobody interrupts all of them. */
+/* The best of many short batches: at least one of them runs without interruption. */
 static double best_ns(void (*call)(const ms__adamw_kernels *), const ms__adamw_kernels *k)
 {
     double best = 1e9;
@@ -186,7 +186,7 @@ static double best_ns(void (*call)(const ms__adamw_kernels *), const ms__adamw_k
     return best;
 }
 
-/* One thread over data that stays in the cache: what the arithmetic costs. */
+/* Measures the arithmetic alone: one thread, with data that stays in the cache. */
 static void show_kernels(void)
 {
     const ms__adamw_kernels *tables[] = {

@@ -9,13 +9,13 @@
 
 #include "memscale/base.h"
 
-/* Of fio's terse output, version 3: KiB moved and milliseconds taken. */
+/* Fields of fio's terse output, version 3: KiB moved, and milliseconds taken. */
 enum { READ_KIB = 6, READ_MS = 9, WRITE_KIB = 47, WRITE_MS = 50 };
 
 typedef struct job {
-    char path[64]; /* of the file that has no other name */
+    char path[64]; /* below /proc: the file has no other name */
     uint64_t block_bytes;
-    uint64_t blocks; /* of each of `depth` parts */
+    uint64_t blocks; /* in each of `depth` parts */
     int depth;
 } job;
 
@@ -45,7 +45,7 @@ static double children_seconds(void)
            1e-6 * (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec);
 }
 
-/* The nth field of a line, from 1; 0 where there is none. */
+/* The nth field of a line, from 1; 0 if the line has fewer. */
 static double field(const char *line, int n)
 {
     while (--n > 0 && line != NULL) {
@@ -55,7 +55,7 @@ static double field(const char *line, int n)
     return line != NULL ? strtod(line, NULL) : 0;
 }
 
-/* GB/s, of fio's own clock; 0 where it failed. */
+/* GB/s by fio's own clock; 0 if it failed. */
 static double run_fio(const job *j, bool is_read)
 {
     char command[512], line[4096] = "";
@@ -77,7 +77,7 @@ static double run_fio(const job *j, bool is_read)
     return ms > 0 ? kib * 1024 / ms / 1e6 : 0;
 }
 
-/* GB/s by our clock, the start of the programs included. */
+/* GB/s by our clock, which includes starting the programs. */
 static double run_dd(const job *j, bool is_read)
 {
     char command[1024] = "";
@@ -113,7 +113,7 @@ bool disk_yardstick_run(const char *directory, uint64_t bytes, uint64_t block_by
     }
     snprintf(j.path, sizeof j.path, "/proc/%d/fd/%d", (int)getpid(), fd);
     double (*pass)(const job *, bool) = strcmp(name, "fio") == 0 ? run_fio : run_dd;
-    (void)pass(&j, false); /* into fresh blocks: not counted, as for the others */
+    (void)pass(&j, false); /* not counted: like the other variants, it first writes fresh blocks */
     double cpu = children_seconds();
     rates->write_gb = pass(&j, false);
     rates->read_gb = pass(&j, true);

@@ -1,19 +1,19 @@
-"""Frontiers: step time over budget, measured, beside Hugging Face checkpointing and uniform offload.
+"""Measures step time at several budgets, and compares it with Hugging Face checkpointing and uniform offload.
 
     python bench/frontier.py [--case NAME]... [--budgets N] [--steps N] [--output FILE] [--pictures FOLDER]
 
-For each case budgets are laid evenly from what the unoptimized step needs down to 1% above
-the smallest that the planner names. Each run is a process of its own. At each budget the
-planned run and uniform offload take turns, step by step, and are compared by the median of
-the ratios of their last steps: a machine that gets slower or faster moves both. The first
-steps don't count: a plan is made anew after them, when the loop and the optimizer
-have been seen, and its first step faults in what it holds more. Uniform offload is this
-library's executor under a plan that moves every layer's saved tensors to disk, with a cache
-that fills its budget: the yardstick that the planner's choice has to beat.
+For each case, budgets are spaced evenly from the need of the unoptimized step down to 1% above
+the smallest budget that the planner names. Each run is a process of its own. At each budget the
+planned run and uniform offload take turns, step by step. The median ratio of their last steps
+compares them, so a machine that gets slower or faster changes both alike. The first steps don't
+count: memscale makes a new plan after it has seen the loop and the optimizer, and the first step
+of that plan faults in additional memory. Uniform offload is this library's executor under a plan
+that moves every layer's saved tensors to disk, with a cache that fills the budget. The planner's
+choice must beat it.
 
-Verdicts: a run's peak stays within its budget, gradients are those of the unmodified run,
-and at every budget at which checkpointing or uniform offload fits, the planned step is at
-most 2% slower. Exit status 1 where one is missed.
+The goals: each run's peak stays within its budget, its gradients are those of the unmodified
+run, and at every budget at which checkpointing or uniform offload fits, the planned step is at
+most 2% slower than theirs. Exits with status 1 if a goal was missed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 NOISE = 1.02
-# Processes differ by a few megabytes before their first step.
+# The memory of two processes differs by a few megabytes before their first step.
 SMALLEST_MARGIN = 1.01
 SETTLED_STEPS = 5
 CASES = ("gpt2", "bert", "llama")
@@ -42,7 +42,7 @@ COLOURS = {"plain": "#333333", "hf": "#b30000", "uniform": "#cc8800", "memscale"
 
 
 def limits(case_name: str) -> dict[str, int]:
-    """What the unoptimized step needs, and the smallest budgets, in bytes."""
+    """In bytes: the need of the unoptimized step, the smallest budget of any plan, and that of uniform offload."""
     import memscale
     from memscale import _core
     from memscale.benchmarks.cases import CASES as KNOWN
@@ -79,7 +79,7 @@ def _reason(stderr: str) -> str:
 
 
 class _Run:
-    """A child of the benchmark suite that takes a step whenever it is told to."""
+    """A child process of the benchmark suite, which takes one step at each call of step()."""
 
     def __init__(self, case: str, method: str, budget: int | None, steps: int) -> None:
         self.row: dict[str, Any] = {"case": case, "method": method, "budget_bytes": budget}
@@ -110,7 +110,7 @@ class _Run:
         self._next("ready")
 
     def _next(self, event: str) -> dict[str, Any]:
-        """The child's next line of that event; empty where it ended before."""
+        """The child's next line with that event; empty if the child ended first."""
         assert self._child.stdout is not None
         for line in self._child.stdout:
             told: dict[str, Any] = json.loads(line) if line.startswith("{") else {}
@@ -128,7 +128,7 @@ class _Run:
                 self._steps.append(told)
 
     def end(self) -> dict[str, Any]:
-        """What was seen of the run."""
+        """Waits for the child to end; returns its results, or its error."""
         done = self._next("done")
         self._child.communicate()
         with self._errors as errors:
@@ -147,12 +147,12 @@ class _Run:
 def _show(row: dict[str, Any]) -> None:
     budget = "-" if row["budget_bytes"] is None else f"{row['budget_bytes'] / 1e9:.2f}"
     told = row.get("error") or f"peak {row['peak_bytes'] / 1e9:6.2f} GB   step {row['step_seconds']:7.2f} s"
-    ratio = f"   {row['over_uniform']:.3f} of uniform offload's" if "over_uniform" in row else ""
+    ratio = f"   {row['over_uniform']:.3f} times uniform offload's step" if "over_uniform" in row else ""
     print(f"  {METHODS[row['method']]:<18} budget {budget:>6}   {told}{ratio}", flush=True)
 
 
 def _in_turn(case: str, methods: list[str], budget: int | None, steps: int) -> list[dict[str, Any]]:
-    """Runs of several methods at a budget, a step of each after the other."""
+    """Runs several methods at one budget; they take turns, one step each."""
     runs = [_Run(case, method, budget, steps) for method in methods]
     for number in range(steps):
         for run in runs if number % 2 == 0 else runs[::-1]:
@@ -167,11 +167,11 @@ def _in_turn(case: str, methods: list[str], budget: int | None, steps: int) -> l
 
 
 def measure(case: str, budgets: int, steps: int) -> list[dict[str, Any]]:
-    """All runs of a case."""
+    """Makes all runs of a case."""
     found = _limits_of(case)
     need, uniform = found["need"], found["uniform"]
     smallest = int(found["smallest"] * SMALLEST_MARGIN)
-    print(f"\n{case}: {need / 1e9:.2f} GB needed, {smallest / 1e9:.2f} GB the least", flush=True)
+    print(f"\n{case}: need {need / 1e9:.2f} GB, smallest budget {smallest / 1e9:.2f} GB", flush=True)
     rows = _in_turn(case, ["plain"], None, steps) + _in_turn(case, ["hf"], None, steps)
     for i in range(budgets):
         budget = need - (need - smallest) * i // max(budgets - 1, 1)
@@ -183,16 +183,16 @@ def measure(case: str, budgets: int, steps: int) -> list[dict[str, Any]]:
 
 
 def verdicts(rows: list[dict[str, Any]]) -> list[str]:
-    """What was missed, in words; empty where everything holds."""
+    """A line for each missed goal; empty if all were met."""
     missed = []
     ours = [row for row in rows if row["method"] == "memscale"]
     for row in ours:
         name = f"{row['case']} at {row['budget_bytes'] / 1e9:.2f} GB"
         if not row["same_bits"]:
-            missed.append(f"{name}: {row.get('error', 'other gradients')}")
+            missed.append(f"{name}: {row.get('error', 'gradients differ')}")
             continue
         if row["peak_bytes"] > row["budget_bytes"]:
-            missed.append(f"{name}: peak {row['peak_bytes'] / 1e9:.2f} GB")
+            missed.append(f"{name}: over its budget, peak {row['peak_bytes'] / 1e9:.2f} GB")
         for peer in rows:
             fits = peer["method"] in ("hf", "uniform") and peer.get("peak_bytes", 1 << 62) <= row["budget_bytes"]
             same = peer["method"] == "hf" or peer["budget_bytes"] == row["budget_bytes"]
@@ -214,7 +214,7 @@ WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 440, 80, 690, 50, 380
 
 
 def picture(case: str, points: list[dict[str, Any]]) -> str:
-    """An SVG: measured step time over measured peak, one colour for each method."""
+    """An SVG that plots measured step time against measured peak, with one colour for each method."""
     good = [point for point in points if "peak_bytes" in point]
     most_gb = 1.05 * max(point["peak_bytes"] for point in good) / 1e9
     most_s = 1.05 * max(point["step_seconds"] for point in good)
@@ -227,7 +227,7 @@ def picture(case: str, points: list[dict[str, Any]]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}" '
         'font-family="sans-serif" font-size="12">',
         '<rect width="100%" height="100%" fill="#fff"/>',
-        f'<text x="{LEFT}" y="24" font-size="15">Measured step time over measured peak: {case}</text>',
+        f'<text x="{LEFT}" y="24" font-size="15">Measured step time against measured peak: {case}</text>',
     ]
     for i in range(6):
         x, y = LEFT + (RIGHT - LEFT) * i / 5, BOTTOM - (BOTTOM - TOP) * i / 5
@@ -253,10 +253,12 @@ def picture(case: str, points: list[dict[str, Any]]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", action="append", help=f"a case of the suite (default {', '.join(CASES)})")
-    parser.add_argument("--budgets", type=int, default=8, help="budgets of each case (default 8)")
-    parser.add_argument("--steps", type=int, default=9, help=f"of each run; the last {SETTLED_STEPS} count (default 9)")
+    parser.add_argument("--budgets", type=int, default=8, help="number of budgets for each case (default 8)")
+    parser.add_argument(
+        "--steps", type=int, default=9, help=f"steps of each run; the last {SETTLED_STEPS} count (default 9)"
+    )
     parser.add_argument("--output", type=Path, help="write runs and points as JSON")
-    parser.add_argument("--pictures", type=Path, help="folder for one frontier-CASE.svg for each case")
+    parser.add_argument("--pictures", type=Path, help="folder for frontier-CASE.svg of each case")
     parser.add_argument("--limits", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.limits is not None:
@@ -270,11 +272,11 @@ def main() -> int:
         rows = measure(case, arguments.budgets, arguments.steps)
         missed += verdicts(rows)
         document["cases"][case] = rows
-        if arguments.output is not None:  # after every case: the next one takes a quarter of an hour
+        if arguments.output is not None:  # write after every case: each takes a quarter of an hour
             arguments.output.write_text(json.dumps(document, indent=2) + "\n")
         if arguments.pictures is not None:
             (arguments.pictures / f"frontier-{case}.svg").write_text(picture(case, rows))
-    print("\n" + ("\n".join(missed) if missed else "every verdict holds"))
+    print("\n" + ("\n".join(missed) if missed else "all goals were met"))
     return 1 if missed else 0
 
 

@@ -1,6 +1,6 @@
 /*
- * What hostmem costs: a block out of the cache and back, a fresh map and back, and the
- * look-up that every page-aligned address pays that is not ours. Run by
+ * Times hostmem: taking a block from the cache and returning it, mapping a block and
+ * unmapping it, and looking up a page-aligned address that is not ours. Run by
  * `meson test --benchmark`; prints nanoseconds, asserts nothing.
  */
 #include <stdio.h>
@@ -31,7 +31,7 @@ static void measure_look_ups(void *address, const char *what)
 {
     uint64_t start_ns = ms_now_ns();
     for (int i = 0; i < ROUNDS; i++) {
-        ms_hostmem_release(address); /* ignored: not ours */
+        ms_hostmem_release(address); /* does nothing: the address is not ours */
     }
     report(what, start_ns, ROUNDS);
 }
@@ -42,7 +42,7 @@ int main(void)
     for (size_t i = 0; i < LIVE_BLOCKS; i++) {
         blocks[i] = ms_hostmem_alloc((1 + i % 7) * MIB);
     }
-    measure_pairs("alloc and release, out of the cache", UINT64_MAX, ROUNDS);
+    measure_pairs("alloc and release, from the cache", UINT64_MAX, ROUNDS);
     measure_pairs("alloc and release, mapped each time, untouched", 0, ROUNDS / 100);
     void *foreign = NULL;
     if (posix_memalign(&foreign, 4096, 4096) == 0) {

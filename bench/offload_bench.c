@@ -1,12 +1,11 @@
 /*
- * How fast the offload engine moves bytes to disk and back, beside fio (or dd) and beside a plain
- * loop of pwrite and pread with the same block size and number of threads on the same file
- * system; what checksums cost; what small storages cost; and how long a fetch that somebody waits
- * for takes while stores are queued. Says which of the engine's targets hold. Run: offload_bench [directory [gigabytes]].
+ * Measures how fast the offload engine moves bytes to disk and back, and compares it with fio (or dd) and
+ * with a plain loop of pwrite and pread: same file system, block size and number of threads. Also times
+ * checksums, packing, small storages, calls of the engine, and an urgent fetch while stores are queued.
+ * Prints for each of the engine's targets whether it was met. Run: offload_bench [directory [gigabytes]].
  *
- * The storages are those of a transformer layer: 6 to 50 MB, 340 MB in all. Each
- * figure is the median of several rounds; the variants of a round run one after the
- * other, so that a slow hour slows all of them.
+ * The storages are those of a transformer layer: 6 to 50 MB, 340 MB in all. Each figure is the median of
+ * several rounds. Each round runs all variants, so that a slow phase of the machine slows all of them.
  */
 #include <fcntl.h>
 #include <pthread.h>
@@ -21,7 +20,7 @@
 #include "disk_yardstick.h"
 #include "memscale/offload.h"
 
-/* Internal: which variants of the checksum there are. */
+/* Internal: the variants of the checksum. */
 #include "base/checksum.h"
 #include "base/pack.h"
 
@@ -39,7 +38,7 @@ static size_t storage_count;
 static uint64_t total_bytes;
 static const char *directory = "/var/tmp";
 
-/* The engine's targets: a share of what fio reaches, processor time, a call's duration. */
+/* The engine's targets: least share of fio's rate, most processor time, longest call. */
 #define LEAST_OF_FIO 0.95
 #define MOST_CPU_S_PER_GB 0.12
 #define MOST_CALL_US 20.0
@@ -48,10 +47,10 @@ static const char *directory = "/var/tmp";
 typedef struct variant {
     const char *name;
     int threads;
-    bool is_plain; /* no engine: by a loop of ours, or, without a name, by the yardstick */
+    bool is_plain; /* without the engine: our plain loop, or the yardstick if `name` is NULL */
     uint64_t slot_bytes;
     bool no_verify;
-    uint64_t shift; /* > 0: memory that is not direct */
+    uint64_t shift; /* > 0: unaligned memory, which can't be written directly */
 } variant;
 
 static double seconds(void)
@@ -107,10 +106,10 @@ typedef struct plain_loop {
     uint64_t block_bytes;
     int threads;
     bool is_read;
-    _Atomic size_t next; /* block, counted over all storages */
+    _Atomic size_t next; /* the next block, counted over all storages */
 } plain_loop;
 
-/* The n-th block of all storages and where it lies in the file. */
+/* The n-th block of all storages, and its position in the file. False if there is none. */
 static bool find_block(const plain_loop *loop, size_t n, unsigned char **memory, uint64_t *bytes, uint64_t *position)
 {
     uint64_t start = 0;
@@ -166,7 +165,7 @@ static disk_rates run_plain(const variant *v)
     plain_loop loop = {.block_bytes = v->slot_bytes, .threads = v->threads};
     loop.fd = open(directory, O_TMPFILE | O_RDWR | O_DIRECT | O_CLOEXEC, 0600);
     if (loop.fd < 0 || fallocate(loop.fd, 0, 0, (off_t)total_bytes) != 0) {
-        die("a file with direct I/O", NULL);
+        die("opening a file for direct I/O", NULL);
     }
     plain_pass(&loop, false);
     double cpu = processor_seconds();
@@ -200,7 +199,7 @@ static ms_offload *open_engine(const variant *v)
     return engine;
 }
 
-/* `shift` > 0: memory that is not direct, so that it goes through slots. */
+/* `shift` > 0: unaligned memory, which passes through slots. */
 static double store_all(ms_offload *engine, uint64_t shift)
 {
     ms_error err = {0};
@@ -247,7 +246,7 @@ static disk_rates run_engine(const variant *v)
     disk_rates result = {0};
     uint64_t shift = v->shift;
     ms_offload *engine = open_engine(v);
-    store_all(engine, shift); /* into fresh blocks: not counted, as for the plain loop */
+    store_all(engine, shift); /* not counted: like the plain loop, it first writes fresh blocks */
     drop_all(engine);
     double cpu = processor_seconds();
     result.write_gb = store_all(engine, shift);
@@ -258,8 +257,7 @@ static disk_rates run_engine(const variant *v)
     return result;
 }
 
-/* Milliseconds until a fetch of 25 MB is there that is asked for while everything is
- * being stored. */
+/* Milliseconds that a fetch of 25 MB takes while stores of all other storages are queued. */
 static double urgent_fetch_ms(const variant *v)
 {
     ms_error err = {0};
@@ -316,7 +314,8 @@ static const variant variants[] = {
     {"threads, a whole storage each", 3, false, 64 * MIB, false, 0},
     {"threads, through slots", 3, false, 4 * MIB, false, 64},
 };
-/* The yardstick, and what is held against it: the default, of direct memory and through slots. */
+/* The yardstick, and the two variants compared with it: the default settings, with direct memory and
+ * through slots. */
 enum { YARDSTICK = 0, DIRECT = 4, THROUGH_SLOTS = 10, VARIANTS = sizeof variants / sizeof variants[0] };
 
 static disk_rates measured[VARIANTS][ROUNDS];
@@ -370,15 +369,15 @@ static double reads_than(const disk_rates *of, const disk_rates *than)
 
 static const char *verdict(bool is_held)
 {
-    return is_held ? "held" : "MISSED";
+    return is_held ? "met" : "MISSED";
 }
 
-/* Ratios are taken within a round: a slow hour slows both. */
+/* Ratios compare figures of the same round: a slow phase of the machine slows both. */
 static void print_targets(int i)
 {
     double written = median_of(i, writes_than), read = median_of(i, reads_than), cpu = median_of(i, processor);
     if (written > 0) {
-        printf("%s, %d pieces, against %s: stores %.3f, fetches %.3f (target %.2f: %s)\n", variants[i].name,
+        printf("%s, %d pieces, over %s: stores %.3f, fetches %.3f (target %.2f: %s)\n", variants[i].name,
                variants[i].threads, disk_yardstick_name(), written, read, LEAST_OF_FIO,
                verdict(written >= LEAST_OF_FIO && read >= LEAST_OF_FIO));
     }
@@ -415,7 +414,7 @@ static void print_urgent(void)
         for (int round = 0; round < ROUNDS; round++) {
             ms[round] = urgent_fetch_ms(&v);
         }
-        printf("fetch of 25 MB among queued stores, pieces of %3llu MiB: %.1f ms\n",
+        printf("fetch of 25 MB while stores are queued, pieces of %3llu MiB: %.1f ms\n",
                (unsigned long long)(slots[i] / MIB), median(ms, ROUNDS));
     }
 }
@@ -434,12 +433,11 @@ static void print_checksum(const char *name, ms__checksum_fn checksum)
         sink = checksum(storages[i].memory, storages[i].bytes);
     }
     (void)sink;
-    printf("XXH3 %-8s %.1f GB/s of 4 MiB in the cache, %.1f GB/s from memory\n", name, warm,
+    printf("XXH3 %-8s %.1f GB/s on 4 MiB in the cache, %.1f GB/s from memory\n", name, warm,
            (double)total_bytes / (seconds() - start) / 1e9);
 }
 
-/* The attention mask of a block of GPT-2 small, as floats and as bytes; and how long numbers
- * are looked at. */
+/* Packs and rebuilds a dropout mask of the size of GPT-2 small's attention, as floats or as bytes. */
 static void print_packing(const char *name, uint64_t word, uint64_t width)
 {
     double packs[ROUNDS], unpacks[ROUNDS];
@@ -465,6 +463,7 @@ static void print_packing(const char *name, uint64_t word, uint64_t width)
            median(unpacks, ROUNDS));
 }
 
+/* The time until the scan finds that ordinary numbers can't be packed. */
 static void print_looking(void)
 {
     volatile bool sink;
@@ -473,11 +472,11 @@ static void print_looking(void)
         sink = ms__pack_may(storages[4].memory, storages[4].bytes);
     }
     (void)sink;
-    printf("numbers are given up after %.0f ns\n", (seconds() - start) * 1e6);
+    printf("the scan of ordinary numbers stops after %.0f ns\n", (seconds() - start) * 1e6);
 }
 
-/* Storages that are copied, side by side in slots and requests: stored as fast as they are taken,
- * and fetched in the other direction. */
+/* Small storages, which are copied and share slots and requests: stored as fast as the engine takes
+ * them, then fetched in reverse order. */
 static void print_small(uint64_t bytes)
 {
     enum { SMALL = 2000 };
@@ -485,12 +484,12 @@ static void print_small(uint64_t bytes)
     ms_error err = {0};
     const variant v = {"small", 3, false, 4 * MIB, false, 0};
     ms_offload *engine = open_engine(&v);
-    for (int round = -1; round < ROUNDS; round++) { /* the first into fresh blocks */
+    for (int round = -1; round < ROUNDS; round++) { /* round -1 writes fresh blocks and isn't counted */
         double cpu = processor_seconds(), start = seconds();
         for (uint64_t i = 0; i < SMALL; i++) {
             const unsigned char *source = storages[3].memory + 64 + i * 16384 % (32 * MIB);
             if (ms_offload_store(engine, source, bytes, bytes, &tickets[i], &err) != MS_OK) {
-                die("a small store", &err);
+                die("storing a small storage", &err);
             }
         }
         if (ms_offload_quiesce(engine, &err) != MS_OK) {
@@ -499,7 +498,7 @@ static void print_small(uint64_t bytes)
         for (uint64_t i = SMALL; i-- > 0;) {
             unsigned char *to = storages[4].memory + 64 + i * 16384 % (32 * MIB);
             if (ms_offload_fetch(engine, tickets[i], to, bytes, &err) != MS_OK) {
-                die("a small fetch", &err);
+                die("fetching a small storage", &err);
             }
         }
         if (ms_offload_quiesce(engine, &err) != MS_OK) {
@@ -520,8 +519,8 @@ static void print_small(uint64_t bytes)
     ms_offload_close(engine);
 }
 
-/* What a store of 4 KiB costs the thread that asks for it, of memory that is direct or has to
- * be copied; and what so many tickets leave behind. */
+/* Times a call that stores 4 KiB, of direct memory or of memory that must be copied; then checks that
+ * the tickets left no memory behind. */
 static void print_calls(ms_tier tier, uint64_t shift, int calls)
 {
     enum { CALLS_MOST = 1000000, LIVE = 64 };
@@ -536,12 +535,12 @@ static void print_calls(ms_tier tier, uint64_t shift, int calls)
     }
     for (int i = 0; i < calls; i++) {
         ms_offload_drop(engine, held[i % LIVE]);
-        if (shift > 0 && i % 4 == 0) { /* waiting for a slot would be the disk's time */
+        if (shift > 0 && i % 4 == 0) { /* else the call would wait for a slot, so for the disk */
             (void)ms_offload_quiesce(engine, NULL);
         }
         double start = seconds();
         if (ms_offload_store(engine, storages[0].memory + shift, 4096, 4096, &held[i % LIVE], &err) != MS_OK) {
-            die("a store", &err);
+            die("store", &err);
         }
         taken[i] = seconds() - start;
         settled_bytes = i == calls / 10 ? ms_memory_live_bytes() : settled_bytes;

@@ -1,17 +1,18 @@
-"""Predicted against measured: peak and step time of unmodified and planned training steps on a CPU.
+"""Compares predicted with measured peaks and step times, of unmodified and planned training steps on a CPU.
 
     python bench/prediction.py [--case NAME]... [--output FILE] [--markdown FILE]
 
-Every run is a process of its own. An unmodified run is predicted by `memscale.plan()` and
-then trained without memscale; its C library is told to map blocks of 128 KiB and more
-exactly, because what glibc keeps of freed memory is no property of the model; its step is
-timed in a second process, as glibc is. It holds its outputs and clears gradients after the
-forward, which is the loop that such a plan assumes.
-A planned run is wrapped under a budget; measured are the steps after the loop was seen,
-against the plan in force in them. Budgets lie between the smallest that fits and the need.
+Every run is a process of its own. For an unmodified run, `memscale.plan()` makes the prediction,
+and the model trains without memscale. glibc is told to map each block of 128 KiB and more by
+itself, because freed memory that glibc keeps does not depend on the model. A second process,
+with glibc's defaults, times the step. The run holds its outputs and clears gradients after the
+forward, as that prediction assumes.
 
-Exit status 1 where a peak was over its budget, or where the peaks miss the targets (1% at
-the median, 3% at the worst). Times are judged only with --judge-times, on an idle machine.
+A planned run is wrapped under a budget between the smallest that fits and the need. Steps are
+measured after memscale has seen the loop, and compared with the plan then in force.
+
+Exits with status 1 if a peak was over its budget, or if the peaks miss the targets (1% at the
+median, 3% at the worst). Times are judged only with --judge-times, on an idle machine.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ MEDIAN_PEAK, WORST_PEAK, MEDIAN_TIME = 0.01, 0.03, 0.15
 WARM_STEPS, MEASURED_STEPS = 4, 3
 EXACT_MAPS = "glibc.malloc.mmap_threshold=131072:glibc.malloc.trim_threshold=1048576"
 
-# A planned run: what part of the way from the smallest budget to the need it is given, and
-# fields of the configuration.
+# For each planned run: the place of its budget between the smallest (0) and the need (1), and
+# the fields of its configuration.
 PLANS: dict[str, tuple[float, dict[str, Any]]] = {
     "60%": (0.6, {}),
     "10%": (0.1, {}),
@@ -77,7 +78,7 @@ def _lstm(batch: int, sequence: int) -> Callable[[], Any]:
         from torch import nn
 
         class Recurrent(nn.Module):
-            """Language model of stacked LSTMs; the loss is the caller's."""
+            """A language model of stacked LSTMs that returns logits; the caller computes the loss."""
 
             def __init__(self, vocabulary: int, width: int, depth: int) -> None:
                 super().__init__()
@@ -150,7 +151,7 @@ def _reset_peak() -> None:
 
 
 def _step(model: Any, inputs: dict[str, Any], criterion: Any, optimizer: Any, held: list[Any] | None) -> None:
-    """One step; `held` keeps the outputs until the next replace them, where the loop does that."""
+    """Takes one step. If `held` is given, it keeps the outputs until the next ones replace them."""
     outputs = model(**inputs)
     loss = criterion(outputs) if criterion is not None else outputs.loss
     if held is not None:
@@ -168,11 +169,11 @@ def _smallest(memscale: Any, model: Any, inputs: dict[str, Any], fields: dict[st
         memscale.plan(model, inputs, memscale.Config(memory_budget_gb=0.001, **fields))
     except memscale.BudgetInfeasibleError as refusal:
         return refusal.smallest_budget_bytes
-    raise RuntimeError("a budget of 1 MB was not refused")
+    raise RuntimeError("memscale.plan() accepted a budget of 1 MB")
 
 
 def _made(case: str) -> tuple[Any, dict[str, Any], Any, Any]:
-    """Model, inputs, loss and optimizer of a case, the same in every process."""
+    """Makes model, inputs, loss and optimizer of a case, equal in every process."""
     import torch
     import transformers
 
@@ -185,7 +186,7 @@ def _made(case: str) -> tuple[Any, dict[str, Any], Any, Any]:
 
 
 def child(case: str, budget_bytes: int | None, fields: dict[str, Any]) -> dict[str, Any]:
-    """One run; what was predicted and measured."""
+    """Makes one run; returns its predictions and measurements."""
     import memscale
 
     model, inputs, criterion, optimizer = _made(case)
@@ -221,7 +222,7 @@ def child(case: str, budget_bytes: int | None, fields: dict[str, Any]) -> dict[s
 
 
 def timed_child(case: str) -> dict[str, Any]:
-    """Seconds of an unmodified step, with nothing planned and libc as it is."""
+    """Times an unmodified step, without a plan and with glibc's defaults."""
     model, inputs, criterion, optimizer = _made(case)
     held: list[Any] = []
     seconds: list[float] = []
@@ -273,7 +274,7 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def measure(cases: list[str]) -> list[dict[str, Any]]:
-    """All runs of these cases, printed as they come."""
+    """Makes all runs of these cases, and prints each as it ends."""
     rows = []
     print(
         f"{'case':<18}{'run':<16}{'budget':>8}{'peak GB':>9}{'predicted':>9}{'off':>8}{'step s':>8}{'pred.':>8}"
@@ -294,7 +295,7 @@ def measure(cases: list[str]) -> list[dict[str, Any]]:
 
 
 def judge(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Medians and worsts over the rows that finished."""
+    """Median and worst errors over the runs that finished."""
     good = [row for row in rows if "error" not in row]
     peaks, times = ([abs(row[key]) for row in good] for key in ("peak_off", "time_off"))
     over = [row for row in good if row["budget_bytes"] is not None and row["peak_bytes"] > row["budget_bytes"]]
@@ -316,10 +317,10 @@ def markdown(rows: list[dict[str, Any]], summary: dict[str, Any]) -> str:
         "",
         f"`bench/prediction.py`: {summary['combinations']} combinations of model, batch, sequence and plan on "
         f"{os.cpu_count()} CPUs ({platform.machine()}), load average {os.getloadavg()[2]:.1f}, fp32, AdamW. Peaks are "
-        "resident memory of the process, in GB. The last three of seven steps are measured, against the plan in force "
-        "in them; unmodified runs against `memscale.plan()` before their first step, with blocks of 128 KiB and more "
-        "mapped exactly, and timed in a second process without that. A run's name says what part of the way from the "
-        "smallest budget to the need it was given.",
+        "resident memory of the process, in GB. The last three of seven steps are measured, and compared with the plan "
+        "in force in them. Unmodified runs are compared with `memscale.plan()` before their first step; glibc maps "
+        "each of their blocks of 128 KiB and more by itself, and a second process without that setting times them. A "
+        "planned run's name gives the place of its budget between the smallest (0%) and the need (100%).",
         "",
         f"Peak: {summary['median_peak_off'] * 100:.1f}% off at the median, {summary['worst_peak_off'] * 100:.1f}% at "
         f"the worst. Step time: {summary['median_time_off'] * 100:.0f}% at the median, "
@@ -346,7 +347,7 @@ def main() -> int:
     parser.add_argument("--case", action="append", choices=list(CASES), help="only this case (repeatable)")
     parser.add_argument("--output", type=Path, help="write the rows as JSON")
     parser.add_argument("--markdown", type=Path, help="write the page of docs/results")
-    parser.add_argument("--judge-times", action="store_true", help="times count for the exit status")
+    parser.add_argument("--judge-times", action="store_true", help="exit with 1 also if times miss their targets")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child is not None:

@@ -17,32 +17,13 @@ static const char help[] =
     "this machine only. Steps are in a log if the logger \"memscale\" is at level DEBUG.\n"
     "Needs memscale-server beside this program or on the PATH.\n";
 
-enum { PATH_BYTES = 4096 };
-
-/* The server beside this program; false where that can't be told. */
-static bool name_neighbour(char path[PATH_BYTES])
-{
-    static const char name[] = "memscale-server";
-    ssize_t length = readlink("/proc/self/exe", path, PATH_BYTES - 1);
-    if (length <= 0) {
-        return false;
-    }
-    path[length] = '\0';
-    char *end = strrchr(path, '/') + 1;
-    if ((size_t)(end - path) + sizeof name > PATH_BYTES) {
-        return false;
-    }
-    memcpy(end, name, sizeof name);
-    return access(path, X_OK) == 0;
-}
-
 int cmd_dashboard(int argc, char **argv)
 {
-    char path[PATH_BYTES];
+    char path[CLI_PATH_BYTES];
     if (argc == 2 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)) {
         return cli_print(help);
     }
-    if (name_neighbour(path)) {
+    if (cli_neighbour("memscale-server", path)) {
         execv(path, (char *const *)(argv - 1)); /* argv[-1] is the program's own name */
     }
     execvp("memscale-server", (char *const *)(argv - 1));

@@ -58,47 +58,6 @@ typedef struct plan_work {
     ms_plan *plan;
 } plan_work;
 
-/* ---- documents --------------------------------------------------------------------- */
-
-static int load_graph(const char *path, plan_work *work)
-{
-    ms_error err;
-    char *text;
-    int rc = cli_read_text(path, &text, &err);
-    if (rc == MS_OK) {
-        rc = ms_graph_parse(text, &work->graph, &err);
-    }
-    ms_free(text);
-    return cli_file_status("plan", "--graph", path, rc, &err);
-}
-
-static int load_config(const plan_request *request, plan_work *work)
-{
-    ms_error err;
-    ms_config_default(&work->config);
-    if (request->config_path != NULL) {
-        char *text;
-        int rc = cli_read_text(request->config_path, &text, &err);
-        if (rc == MS_OK) {
-            rc = ms_config_parse(text, &work->config, &err);
-        }
-        ms_free(text);
-        int status = cli_file_status("plan", "--config", request->config_path, rc, &err);
-        if (status != CLI_OK) {
-            return status;
-        }
-    }
-    if (request->budget != NULL) {
-        uint64_t bytes;
-        int status = cli_parse_budget("plan", request->budget, 1, &bytes);
-        if (status != CLI_OK) {
-            return status;
-        }
-        work->config.memory_budget_bytes = bytes;
-    }
-    return CLI_OK;
-}
-
 /* ---- answers -------------------------------------------------------------------------- */
 
 /* The node of the layer `text`: a module's name, or its number among layers. */
@@ -180,12 +139,12 @@ static int run_sweep(const plan_request *request, const plan_work *work)
 
 static int make_plan(const plan_request *request, plan_work *work)
 {
-    int status = load_graph(request->graph_path, work);
+    int status = cli_load_graph("plan", request->graph_path, &work->graph);
     if (status == CLI_OK && request->explain != NULL && find_layer(work->graph, request->explain) < 0) {
         status = cli_usage_error("plan", "--explain %s: the graph has no such layer", request->explain);
     }
     if (status == CLI_OK) {
-        status = load_config(request, work);
+        status = cli_load_config("plan", request->config_path, request->budget, &work->config);
     }
     if (status == CLI_OK) {
         status = cli_load_hardware("plan", request->hardware_path, &work->hardware);

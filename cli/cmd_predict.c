@@ -1,6 +1,6 @@
 /*
  * `memscale predict`: the memory of a Hugging Face model's training step, its plan and the smallest budget, without
- * Python, torch or weights.
+ * weights; for the families of ms_predict_hf_graph() also without Python and torch.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -16,18 +16,25 @@
 #include "options.h"
 #include "plan/text.h"
 
-static const char help[] = "Usage: memscale predict --hf FILE --batch B --seq S [--budget BYTES]\n"
+static const char help[] = "Usage: memscale predict --hf FILE --batch B [--seq S] [--budget BYTES]\n"
+                           "                        [--dtype TYPE] [--optimizer NAME] [--lora RANK]\n"
                            "                        [--hardware NAME] [--json | --graph]\n"
                            "\n"
                            "Predicts the memory of a training step of a Hugging Face model: unoptimized, with\n"
                            "the plan for this machine or a budget, and the smallest budget. Reads only the\n"
-                           "configuration; needs neither torch nor weights.\n"
+                           "configuration; needs no weights. For the families (\"model_type\") llama, mistral,\n"
+                           "qwen2, qwen3, gpt2 and bert in float32 with AdamW it needs no torch. Every other\n"
+                           "question is answered by a trace, by a Python that has torch and transformers,\n"
+                           "beside this program or on the PATH.\n"
                            "\n"
-                           "  --hf FILE         the model's config.json. Families (\"model_type\"): llama, mistral,\n"
-                           "                    qwen2, qwen3, gpt2, bert; their causal (bert: masked) language\n"
-                           "                    model, trained in float32 with AdamW\n"
-                           "  --batch B         sequences in a batch\n"
-                           "  --seq S           tokens in a sequence\n"
+                           "  --hf FILE         the model's config.json\n"
+                           "  --batch B         sequences, images or recordings in a batch\n"
+                           "  --seq S           tokens in a sequence; not for models that take none\n"
+                           "  --dtype TYPE      of the weights: float32 (default), bfloat16, float16\n"
+                           "  --optimizer NAME  adamw (default), adam, sgd, sgd-momentum, rmsprop, adagrad,\n"
+                           "                    adafactor; memscale-adamw, whose state can be on disk;\n"
+                           "                    adamw-8bit\n"
+                           "  --lora RANK       train adapters of this rank on all linear layers (needs PEFT)\n"
                            "  --budget BYTES    plan for this budget: 4000000000, 4.0GB, 3.7GiB\n"
                            "  --hardware NAME   a saved machine's file, or a GPU to train on in this machine:\n"
                            "                    rtx-4090, h100, ... (memscale hardware --cards); this machine\n"
@@ -37,7 +44,8 @@ static const char help[] = "Usage: memscale predict --hf FILE --batch B --seq S 
                            "\n"
                            "Examples:\n"
                            "  memscale predict --hf config.json --batch 4 --seq 512 --budget 4.0GB\n"
-                           "  memscale predict --hf config.json --batch 8 --seq 2048 --hardware rtx-4090\n"
+                           "  memscale predict --hf config.json --batch 8 --seq 2048 --hardware rtx-4090 \\\n"
+                           "                   --dtype bfloat16 --lora 16\n"
                            "\n"
                            "Exit status: 0 with a plan, 1 if none fits the budget (the smallest that fits is\n"
                            "printed, with --json as {\"feasible\": false, \"smallest_budget_bytes\": ...}) or the\n"
@@ -45,6 +53,7 @@ static const char help[] = "Usage: memscale predict --hf FILE --batch B --seq S 
 
 typedef struct predict_request {
     const char *hf_path, *batch, *seq, *budget, *hardware_path;
+    const char *dtype, *optimizer, *lora; /* only a trace knows them */
     bool as_json, as_graph;
     uint64_t batch_size, seq_length, budget_bytes;
 } predict_request;
@@ -70,15 +79,19 @@ static bool parse_count(const char *text, uint64_t *count)
 
 static int check_request(predict_request *request)
 {
-    if (request->hf_path == NULL || request->batch == NULL || request->seq == NULL) {
-        return cli_usage_error("predict", "--hf FILE, --batch B and --seq S are needed");
+    uint64_t rank;
+    if (request->hf_path == NULL || request->batch == NULL) {
+        return cli_usage_error("predict", "--hf FILE and --batch B are needed, and --seq S if the model takes tokens");
     }
     if (!parse_count(request->batch, &request->batch_size)) {
         return cli_usage_error("predict", "--batch %s: give a number of sequences, 1 to %d", request->batch,
                                COUNT_MOST);
     }
-    if (!parse_count(request->seq, &request->seq_length)) {
+    if (request->seq != NULL && !parse_count(request->seq, &request->seq_length)) {
         return cli_usage_error("predict", "--seq %s: give a number of tokens, 1 to %d", request->seq, COUNT_MOST);
+    }
+    if (request->lora != NULL && !parse_count(request->lora, &rank)) {
+        return cli_usage_error("predict", "--lora %s: give a rank, 1 to %d", request->lora, COUNT_MOST);
     }
     if (request->as_json && request->as_graph) {
         return cli_usage_error("predict", "--json excludes --graph");
@@ -86,15 +99,49 @@ static int check_request(predict_request *request)
     return request->budget != NULL ? cli_parse_budget("predict", request->budget, 1, &request->budget_bytes) : CLI_OK;
 }
 
+/* Python builds the model without memory for its weights and traces a step. */
+static int trace_graph(const predict_request *request, predict_work *work)
+{
+    const struct {
+        const char *name, *value;
+    } options[] = {
+        {"--hf", request->hf_path},  {"--batch", request->batch},         {"--seq", request->seq},
+        {"--dtype", request->dtype}, {"--optimizer", request->optimizer}, {"--lora", request->lora},
+    };
+    enum { OPTIONS = sizeof options / sizeof options[0] };
+    const char *words[2 * OPTIONS + 1] = {NULL};
+    size_t count = 0;
+    for (size_t i = 0; i < OPTIONS; i++) {
+        if (options[i].value != NULL) {
+            words[count++] = options[i].name;
+            words[count++] = options[i].value;
+        }
+    }
+    ms_error err;
+    char *text;
+    int status = cli_ask_python("predict", "memscale.autotuning", words, &text);
+    if (status == CLI_OK && ms_graph_parse(text, &work->graph, &err) != MS_OK) {
+        status = cli_fail(&err);
+    }
+    ms_free(text);
+    return status;
+}
+
 static int load_graph(const predict_request *request, predict_work *work)
 {
     ms_error err;
     char *text = NULL;
+    if (request->seq == NULL || request->dtype != NULL || request->optimizer != NULL || request->lora != NULL) {
+        return trace_graph(request, work);
+    }
     int rc = cli_read_text(request->hf_path, &text, &err);
     if (rc == MS_OK) {
         rc = ms_predict_hf_graph(text, request->batch_size, request->seq_length, &work->graph, &err);
     }
     ms_free(text);
+    if (rc == MS_ENOTSUP) {
+        return trace_graph(request, work);
+    }
     if (rc != MS_OK && err.system_errno == EISDIR) {
         return cli_usage_error("predict", "--hf %s: that is a folder; name the config.json in it", request->hf_path);
     }
@@ -205,8 +252,9 @@ static char *table_of(const predict_work *work)
         return NULL;
     }
     ms__text_add(&text, "%s for %s\n", graph->model, graph->signature);
-    ms__text_add(&text, "  parameters  %s, gradients as much, optimizer state %s\n",
+    ms__text_add(&text, "  parameters  %s, gradients %s, optimizer state %s\n",
                  ms__text_bytes(graph->residents.parameter_bytes).text,
+                 ms__text_bytes(graph->residents.trainable_bytes).text,
                  ms__text_bytes(graph->loop.optimizer_state_bytes).text);
     ms__text_add(&text, "  smallest    %s (%" PRIu64 " bytes) is the smallest budget that a plan fits\n",
                  ms__text_bytes(work->smallest_bytes).text, work->smallest_bytes);
@@ -227,13 +275,11 @@ int cmd_predict(int argc, char **argv)
 {
     predict_request request = {0};
     const cli_option table[] = {
-        {"--hf", NULL, &request.hf_path},
-        {"--batch", NULL, &request.batch},
-        {"--seq", NULL, &request.seq},
-        {"--budget", NULL, &request.budget},
-        {"--hardware", NULL, &request.hardware_path},
-        {"--json", &request.as_json, NULL},
-        {"--graph", &request.as_graph, NULL},
+        {"--hf", NULL, &request.hf_path},   {"--batch", NULL, &request.batch},
+        {"--seq", NULL, &request.seq},      {"--budget", NULL, &request.budget},
+        {"--dtype", NULL, &request.dtype},  {"--optimizer", NULL, &request.optimizer},
+        {"--lora", NULL, &request.lora},    {"--hardware", NULL, &request.hardware_path},
+        {"--json", &request.as_json, NULL}, {"--graph", &request.as_graph, NULL},
     };
     int status = cli_parse(argc, argv, table, sizeof table / sizeof table[0], help);
     if (status != CLI_GO_ON) {

@@ -91,6 +91,19 @@ int cli_finish(int status)
     return CLI_FAILED;
 }
 
+bool cli_neighbour(const char *name, char path[CLI_PATH_BYTES])
+{
+    char self[CLI_PATH_BYTES];
+    ssize_t length = readlink("/proc/self/exe", self, sizeof(self) - 1);
+    if (length <= 0) {
+        return false;
+    }
+    self[length] = '\0';
+    int folder_bytes = (int)(strrchr(self, '/') + 1 - self);
+    int path_bytes = snprintf(path, CLI_PATH_BYTES, "%.*s%s", folder_bytes, self, name);
+    return path_bytes > 0 && path_bytes < CLI_PATH_BYTES && access(path, X_OK) == 0;
+}
+
 /* Without this the next opened file would get the number of a standard descriptor that the caller closed, and
  * messages would be written into that file. Opened in the wrong direction, the descriptor still fails. */
 void cli_begin(void)

@@ -37,6 +37,19 @@ int cli_print(const char *text);
 /* The same for a text made by the library; frees it. NULL means out of memory: CLI_FAILED, with a message. */
 int cli_print_made(char *text);
 
+enum { CLI_PATH_BYTES = 4096 };
+
+/* The path of a program that lies beside this one; false if there is none that may be run. */
+bool cli_neighbour(const char *name, char path[CLI_PATH_BYTES]);
+
+/* Becomes `python3 -m module` with the arguments after argv[0]: the Python beside this program, else the one on the
+ * PATH. Returns only on failure, as cli_fail(). */
+int cli_become_python(const char *module, int argc, char **argv);
+
+/* Runs `python3 -m module` with these words (the last is NULL), found as above, and takes what it writes to stdout; its
+ * messages go to stderr. CLI_OK, or the exit status after a message. The caller frees *text with ms_free() in any case. */
+int cli_ask_python(const char *command, const char *module, const char *const *words, char **text);
+
 /* Makes sure that stdin, stdout and stderr are open, and prints the library's warnings to stderr. main() calls it
  * first. */
 void cli_begin(void);

@@ -151,3 +151,34 @@ int cli_load_hardware(const char *command, const char *named, ms_hardware **hard
     ms_free(text);
     return cli_file_status(command, "--hardware", named, rc, &err);
 }
+
+int cli_load_graph(const char *command, const char *path, ms_graph **graph)
+{
+    ms_error err;
+    char *text;
+    int rc = cli_read_text(path, &text, &err);
+    if (rc == MS_OK) {
+        rc = ms_graph_parse(text, graph, &err);
+    }
+    ms_free(text);
+    return cli_file_status(command, "--graph", path, rc, &err);
+}
+
+int cli_load_config(const char *command, const char *path, const char *budget, ms_config *config)
+{
+    ms_error err;
+    ms_config_default(config);
+    if (path != NULL) {
+        char *text;
+        int rc = cli_read_text(path, &text, &err);
+        if (rc == MS_OK) {
+            rc = ms_config_parse(text, config, &err);
+        }
+        ms_free(text);
+        int status = cli_file_status(command, "--config", path, rc, &err);
+        if (status != CLI_OK) {
+            return status;
+        }
+    }
+    return budget != NULL ? cli_parse_budget(command, budget, 1, &config->memory_budget_bytes) : CLI_OK;
+}

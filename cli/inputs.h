@@ -5,6 +5,7 @@
 #ifndef MS_CLI_INPUTS_H
 #define MS_CLI_INPUTS_H
 
+#include "memscale/graph.h"
 #include "memscale/hardware.h"
 
 /* The value of --budget in bytes: digits, or a number with a unit (4000000000, 4.0GB, "3.7 GiB"; capitals or not).
@@ -18,11 +19,19 @@ int cli_read_text(const char *path, char **text, ms_error *err);
  * memory. Prints one line with file, place and reason on failure. */
 int cli_file_status(const char *command, const char *option, const char *path, int rc, const ms_error *err);
 
+/* Loads the graph of --graph. Returns CLI_OK, or the exit status after a message. */
+int cli_load_graph(const char *command, const char *path, ms_graph **graph);
+
+/* The configuration of --config, the defaults if `path` is NULL, with the budget of --budget unless it is NULL. Returns
+ * CLI_OK, or the exit status after a message. */
+int cli_load_config(const char *command, const char *path, const char *budget, ms_config *config);
+
 /* Puts a card of the catalogue into the machine. Returns CLI_OK, or the exit status after a message about `option`. */
 int cli_use_card(const char *command, const char *option, const char *card, ms_hardware *hardware);
 
-/* A saved machine; this one if `named` is NULL; this one with a card of the catalogue if there is no file `named`.
- * Returns CLI_OK, or the exit status after a message. The caller frees *hardware in any case. */
+/* Loads the machine saved in the file `named`. If there is no such file, `named` is a card of the catalogue, put into
+ * this machine. If `named` is NULL, it is this machine. Returns CLI_OK, or the exit status after a message. The caller
+ * frees *hardware in any case. */
 int cli_load_hardware(const char *command, const char *named, ms_hardware **hardware);
 
 #endif

@@ -18,7 +18,7 @@ exclude_patterns = ["extensions"]
 nitpicky = True
 nitpick_ignore_regex = [
     ("c:identifier", r"u?int\d+_t|uintptr_t|s?size_t|FILE|va_list"),
-    ("py:.*", r"(torch|transformers|lightning|collections)\..*"),
+    ("py:.*", r"(torch|transformers|lightning|collections|os)\..*"),
     # Type variables, and what is imported for annotations alone.
     ("py:class", r"(memscale\.api\.)?\w+"),
 ]

@@ -1,7 +1,7 @@
 /*
  * common.h - helpers for every file of the extension: raises the library's errors as Python
  * exceptions, converts texts and numbers, releases the interpreter lock. Uses only the stable ABI of
- * Python 3.11; decides nothing.
+ * Python 3.10; decides nothing.
  *
  * Convention: a function that fails sets a Python exception and returns NULL if it returns a
  * pointer, else -1.

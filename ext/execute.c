@@ -1,5 +1,5 @@
 /*
- * Execution: the library's executor for Python. This file has plans, counters and questions;
+ * Execution: the library's executor for Python. This file has plans, counters and queries;
  * execute_hooks.c enters and leaves calls. memscale.execution.executor makes one for each model;
  * handles of saved tensors keep it alive until autograd frees the last graph. Everything runs
  * under the interpreter lock.
@@ -52,25 +52,19 @@ static void execution_dealloc(PyObject *object)
 
 static PyObject *open_tier(PyObject *self, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {(char *)"host_cap_bytes",
-                            (char *)"disk_cap_bytes",
-                            (char *)"dir",
-                            (char *)"slab_bytes",
-                            (char *)"device_kind",
-                            (char *)"device",
-                            (char *)"pinned_gb",
-                            (char *)"stream_count",
-                            (char *)"write_bytes_per_s",
-                            (char *)"read_bytes_per_s",
-                            NULL};
+    static char *names[] = {(char *)"host_cap_bytes",   (char *)"disk_cap_bytes",       (char *)"dir",
+                            (char *)"slab_bytes",       (char *)"device_kind",          (char *)"device",
+                            (char *)"pinned_gb",        (char *)"stream_count",         (char *)"write_bytes_per_s",
+                            (char *)"read_bytes_per_s", (char *)"pageable_bytes_per_s", NULL};
     const char *dir = NULL, *kind = NULL;
     unsigned long long host_cap_bytes, disk_cap_bytes, slab_bytes = 0, write_rate = 0, read_rate = 0;
+    unsigned long long pageable_rates[2] = {0}; /* down, back */
     double pinned_gb = 0;
     unsigned int stream_count = 0;
     int device = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KK|zKzidIKK:open_tier", names, &host_cap_bytes, &disk_cap_bytes,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KK|zKzidIKK(KK):open_tier", names, &host_cap_bytes, &disk_cap_bytes,
                                      &dir, &slab_bytes, &kind, &device, &pinned_gb, &stream_count, &write_rate,
-                                     &read_rate)) {
+                                     &read_rate, &pageable_rates[0], &pageable_rates[1])) {
         return NULL;
     }
     ms_offload_options options = {.dir = dir,
@@ -80,7 +74,9 @@ static PyObject *open_tier(PyObject *self, PyObject *args, PyObject *kwargs)
                                   .pinned_bytes = (uint64_t)(pinned_gb * 1e9), /* a checked field of the config */
                                   .stream_count = stream_count,
                                   .write_bytes_per_s = write_rate,
-                                  .read_bytes_per_s = read_rate};
+                                  .read_bytes_per_s = read_rate,
+                                  .pageable_write_bytes_per_s = pageable_rates[0],
+                                  .pageable_read_bytes_per_s = pageable_rates[1]};
     ms_execution *execution = ms_ext_execution_of(self);
     ms_error err;
     if (!ms_execute_first_tier(host_cap_bytes, disk_cap_bytes, &options)) {
@@ -379,8 +375,8 @@ static PyMethodDef methods[] = {
     MS_EXT_METHOD(
         "open_tier", MS_EXT_FAST(open_tier), METH_VARARGS | METH_KEYWORDS,
         "host_cap_bytes, disk_cap_bytes, dir=None, slab_bytes=0, device_kind=None, device=0, pinned_gb=0.0, "
-        "stream_count=0, write_bytes_per_s=0, read_bytes_per_s=0",
-        "(int, int, str | None, int, str | None, int, float, int, int, int) -> None",
+        "stream_count=0, write_bytes_per_s=0, read_bytes_per_s=0, pageable_bytes_per_s=(0, 0)",
+        "(int, int, str | None, int, str | None, int, float, int, int, int, tuple[int, int]) -> None",
         "Opens the lower tier with a plan's caps. With a `device_kind` it takes storages of that GPU, else of the CPU. "
         "Opens nothing if both caps are 0. Raises OffloadError."),
     MS_EXT_METHOD("device_peak", device_peak, METH_O, "mark_bytes, /", "(int | None) -> None",
@@ -447,7 +443,7 @@ static PyMethodDef methods[] = {
     MS_EXT_METHOD(
         "set_observer", set_observer, METH_O, "call, /", "(Callable[[torch.Tensor], Any] | None) -> None",
         "Sets the function to call with each tensor saved in a region. It returns a token, which lives as long as the "
-        "handle; every unpack calls the token's unpacked()."),
+        "handle; every unpack calls the token's unpacked(), and its given() with the tensor or None."),
     {NULL, NULL, 0, NULL},
 };
 

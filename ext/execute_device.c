@@ -5,11 +5,11 @@
  *
  * Rules of torch's caching allocator:
  * - Storing: the library holds the storage until its copy has ended, so that the allocator can't
- *   reuse it before.
+ *   reuse it earlier.
  * - Fetching: the storage is allocated on the current stream. The copy begins after an event on
  *   that stream, and that stream waits for the copy's end before the storage is used or released.
- * - If another stream uses the storage then, it waits too, and record_stream() tells the
- *   allocator.
+ * - If another stream uses the fetched storage, that stream waits too, and record_stream() tells
+ *   the allocator.
  */
 #include "execute_ext.h"
 

@@ -15,7 +15,7 @@
  *   execute_pack.c    the pack and unpack callables
  *   execute_region.c  one hooked call of a layer
  *   execute_hooks.c   entering and leaving the root and layers
- *   execute.c         the Execution type: plan, steps, questions
+ *   execute.c         the Execution type: plan, steps, queries
  *
  * These files hold all references to torch objects; the library makes every choice.
  * Everything runs under the interpreter lock.

@@ -5,7 +5,7 @@
 #include "execute_pack.h"
 
 /* Shows a saved tensor to the observer, the profiler of real steps. It returns a token, which lives as long as the
- * handle; every unpack calls the token's unpacked(). Takes over `handle`. */
+ * handle; every unpack calls the token's unpacked() and then its given(). Takes over `handle`. */
 static PyObject *observed(ms_execution *execution, PyObject *tensor, PyObject *handle)
 {
     if (handle == NULL || execution->observer == NULL) {
@@ -25,6 +25,23 @@ static int tell_unpacked(ms_saved *saved)
     PyObject *done = saved->token != NULL ? PyObject_CallMethod(saved->token, "unpacked", NULL) : NULL;
     Py_XDECREF(done);
     return saved->token == NULL || done != NULL ? 0 : -1;
+}
+
+/* Passes the unpacked tensor to the token, or None if there is an exception instead. Returns `tensor`. */
+static PyObject *told_given(ms_saved *saved, PyObject *tensor)
+{
+    if (saved->token == NULL) {
+        return tensor;
+    }
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyObject *done = PyObject_CallMethod(saved->token, "given", "O", tensor != NULL ? tensor : Py_None);
+    if (done == NULL) {
+        PyErr_WriteUnraisable(saved->token); /* the step goes on without a profile */
+    }
+    Py_XDECREF(done);
+    PyErr_Restore(type, value, traceback);
+    return tensor;
 }
 
 static PyObject *pack_slot(PyObject *self, PyObject *tensor)
@@ -66,13 +83,18 @@ static void tell_backward_began(ms_execution *execution)
 static PyObject *unpack(PyObject *self, PyObject *handle)
 {
     (void)self;
-    if (ms_ext_is_saved(handle)) {
-        tell_backward_began(((ms_saved *)handle)->execution);
-        if (tell_unpacked((ms_saved *)handle) != 0) {
-            return NULL;
-        }
+    if (!ms_ext_is_saved(handle)) {
+        return ms_ext_saved_unpack(handle);
     }
-    return ms_ext_saved_unpack(handle);
+    ms_saved *saved = (ms_saved *)handle;
+    tell_backward_began(saved->execution);
+    if (tell_unpacked(saved) != 0) {
+        return NULL;
+    }
+    Py_INCREF(handle);
+    PyObject *tensor = told_given(saved, ms_ext_saved_unpack(handle));
+    Py_DECREF(handle);
+    return tensor;
 }
 
 /* Unpack in a replay's own graph. It does not begin the backward of the step. */

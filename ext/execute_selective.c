@@ -1,8 +1,8 @@
 /*
- * Saved tensors of a selective technique. The library says which storages to drop. They stay
- * until their call ends. Then the tape of the call's operators (Python's execution/tape.py, the
- * region's payload) knows which of them it can recompute: it drops these and gives each handle a
- * ticket that recomputes the tensor. The others stay.
+ * Saved tensors of a selective technique. The library says which storages to drop; they stay until
+ * their call ends. Then the tape of the call's operators (Python's execution/tape.py, the region's
+ * payload) drops the storages that it can recompute, and gives each of their handles a ticket that
+ * recomputes the tensor. The other storages stay.
  */
 #include "execute_selective.h"
 

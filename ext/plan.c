@@ -80,6 +80,24 @@ static PyObject *plan_table(PyObject *module, PyObject *args)
     return text;
 }
 
+static PyObject *plan_intent(PyObject *module, PyObject *args)
+{
+    (void)module;
+    const char *hardware, *config, *model;
+    unsigned long long parameter_bytes;
+    if (!PyArg_ParseTuple(args, "sssK:plan_intent", &hardware, &config, &model, &parameter_bytes)) {
+        return NULL;
+    }
+    ms_ext_documents d = {0};
+    ms_error err;
+    PyObject *text = NULL;
+    if (ms_ext_check(ms_ext_documents_parse(&d, NULL, hardware, config, NULL, &err), &err) == 0) {
+        text = ms_ext_take_text(ms_plan_intent(d.hardware, &d.config, model, parameter_bytes));
+    }
+    ms_ext_documents_free(&d);
+    return text;
+}
+
 static PyObject *plan_explain(PyObject *module, PyObject *args)
 {
     (void)module;
@@ -126,7 +144,7 @@ static int read_flag(PyObject *dict, const char *name, bool *out)
 
 static int read_observation(PyObject *dict, ms_observation *seen)
 {
-    uint64_t step, plan_steps;
+    uint64_t step, plan_steps, time_lag;
     if (!PyDict_Check(dict)) {
         PyErr_SetString(PyExc_TypeError, "plan_observe: the observation must be a dict");
         return -1;
@@ -139,6 +157,7 @@ static int read_observation(PyObject *dict, ms_observation *seen)
         read_number(dict, "optimizer_state_bytes", &seen->optimizer_state_bytes) != 0 ||
         read_flag(dict, "outputs_held", &seen->outputs_held) != 0 ||
         read_flag(dict, "gradients_live_in_forward", &seen->gradients_live_in_forward) != 0 ||
+        read_flag(dict, "gradients_cleared", &seen->gradients_cleared) != 0 ||
         read_flag(dict, "loop_seen", &seen->loop_seen) != 0 ||
         read_flag(dict, "gradients_released", &seen->gradients_released) != 0 ||
         read_flag(dict, "gradients_needed", &seen->gradients_needed) != 0 ||
@@ -146,11 +165,12 @@ static int read_observation(PyObject *dict, ms_observation *seen)
         read_flag(dict, "keeps_reserve", &seen->keeps_reserve) != 0 ||
         read_flag(dict, "replan_refused", &seen->replan_refused) != 0 ||
         read_number(dict, "plans", &seen->plans) != 0 || read_number(dict, "step", &step) != 0 ||
-        read_number(dict, "plan_steps", &plan_steps) != 0) {
+        read_number(dict, "plan_steps", &plan_steps) != 0 || read_number(dict, "time_lag", &time_lag) != 0) {
         return -1;
     }
     seen->step = step > UINT32_MAX ? UINT32_MAX : (uint32_t)step;
     seen->plan_steps = plan_steps > UINT32_MAX ? UINT32_MAX : (uint32_t)plan_steps;
+    seen->time_lag = time_lag > UINT32_MAX ? 0 : (uint32_t)time_lag;
     return 0;
 }
 
@@ -174,9 +194,10 @@ static PyObject *plan_observe(PyObject *module, PyObject *args)
         rc = ms_pipeline_observe(d.graph, d.hardware, &d.config, d.plan, &seen, &drift, &line, &err);
     }
     if (ms_ext_check(rc, &err) == 0) {
-        answer = Py_BuildValue("(sNNN)", ms_drift_name(drift), ms_ext_take_text(line),
+        answer = Py_BuildValue("(sNNNO)", ms_drift_name(drift), ms_ext_take_text(line),
                                ms_ext_take_text(ms_graph_to_json(d.graph)),
-                               ms_ext_take_text(ms_hardware_to_json(d.hardware)));
+                               ms_ext_take_text(ms_hardware_to_json(d.hardware)),
+                               ms_pipeline_over_budget(d.plan, &seen) ? Py_True : Py_False);
     }
     ms_ext_documents_free(&d);
     return answer;
@@ -252,6 +273,34 @@ static PyObject *plan_precision(PyObject *module, PyObject *args)
     }
     ms_ext_documents_free(&first);
     ms_ext_documents_free(&second);
+    return answer;
+}
+
+static PyObject *plan_window(PyObject *module, PyObject *args)
+{
+    (void)module;
+    const char *graph, *hardware, *config;
+    unsigned long long total, least, trained;
+    if (!PyArg_ParseTuple(args, "sss(KKK):plan_window", &graph, &hardware, &config, &total, &least, &trained)) {
+        return NULL;
+    }
+    ms_streaming streaming = {.total_bytes = total, .least_bytes = least, .trained_bytes = trained};
+    ms_ext_documents d = {0};
+    ms_error err;
+    char *line = NULL;
+    PyObject *answer = NULL;
+    int rc;
+    MS_EXT_UNLOCKED({
+        rc = ms_ext_documents_parse(&d, graph, hardware, config, NULL, &err);
+        if (rc == MS_OK) {
+            rc = ms_pipeline_window(d.graph, &streaming, &d.config, d.hardware, &line, &err);
+        }
+    });
+    if (ms_ext_check(rc, &err) == 0) {
+        answer = Py_BuildValue("(NNK)", ms_ext_take_text(line), ms_ext_take_text(ms_hardware_to_json(d.hardware)),
+                               (unsigned long long)d.hardware->process.window_bytes);
+    }
+    ms_ext_documents_free(&d);
     return answer;
 }
 
@@ -398,12 +447,16 @@ static PyMethodDef methods[] = {
         "layers not known yet."),
     MS_EXT_FUNCTION("plan_table", plan_table, METH_VARARGS, "plan, hardware, /", "(str, str | None) -> str",
                     "The plan in a few lines."),
+    MS_EXT_FUNCTION("plan_intent", plan_intent, METH_VARARGS, "hardware, config, model, parameter_bytes, /",
+                    "(str, str, str, int) -> str",
+                    "One line before the plan is known: machine, budget, and what mode and flags allow."),
     MS_EXT_FUNCTION("plan_explain", plan_explain, METH_VARARGS, "plan, entry, /", "(str, int) -> str",
                     "The reasons for an entry; entry -1 is the whole plan."),
     MS_EXT_FUNCTION(
         "plan_observe", plan_observe, METH_VARARGS, "graph, hardware, config, plan, observation, /",
-        "(str, str, str, str, dict[str, Any]) -> tuple[str, str, str, str]",
-        "Compares a finished step with the plan: the kind of drift, a log line, and the corrected graph and hardware."),
+        "(str, str, str, str, dict[str, Any]) -> tuple[str, str, str, str, bool]",
+        "Compares a finished step with the plan: the kind of drift, a log line, the corrected graph and hardware, and "
+        "whether the step exceeded the budget."),
     MS_EXT_FUNCTION(
         "plan_for_optimizer", plan_for_optimizer, METH_VARARGS, "plan, config, /",
         "(str | None, str) -> tuple[bool, bool, bool]",
@@ -419,6 +472,10 @@ static PyMethodDef methods[] = {
         "(str, str, str, str, int) -> tuple[str, str, str]",
         "Plan and config to try after an allocation failed, and a log line. Raises BudgetInfeasibleError if there is "
         "none."),
+    MS_EXT_FUNCTION("plan_window", plan_window, METH_VARARGS, "graph, hardware, config, streaming, /",
+                    "(str, str, str, tuple[int, int, int]) -> tuple[str, str, int]",
+                    "Chooses how many bytes of streamed parameters (total, least, trained) stay in memory: the log's "
+                    "line, the hardware and the window."),
     MS_EXT_FUNCTION(
         "plan_precision", plan_precision, METH_VARARGS, "plain, half, hardware, has_fp16_parameters, /",
         "(str | None, str | None, str, bool) -> tuple[str, str, str]",

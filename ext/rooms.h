@@ -14,10 +14,13 @@
     X(config) \
     X(environment) \
     X(execute) \
+    X(generators) \
     X(graph) \
     X(hardware) \
+    X(hosted) \
     X(hostmem) \
     X(loss) \
+    X(measured) \
     X(observability) \
     X(optimizer) \
     X(optimizer_stream) \
@@ -28,6 +31,7 @@
     X(ranks) \
     X(report) \
     X(session) \
+    X(streamed) \
     X(technique) \
     X(trace) \
     X(trace_operators) \

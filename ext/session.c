@@ -1,6 +1,6 @@
 /*
- * Library calls for session/session.py: the process's part of a hardware description, the known
- * signature that serves other inputs, and parts that one graph takes from another.
+ * Library calls for session/session.py: they describe the process in a hardware description, find a
+ * known signature whose plan serves other inputs, and copy parts from one graph to another.
  */
 #include "common.h"
 #include "memscale/hardware.h"
@@ -50,8 +50,8 @@ static PyObject *hardware_grow_process(PyObject *module, PyObject *args)
 {
     (void)module;
     const char *json;
-    unsigned long long expected_bytes;
-    if (!PyArg_ParseTuple(args, "sK:hardware_grow_process", &json, &expected_bytes)) {
+    unsigned long long expected_bytes, allocated_bytes;
+    if (!PyArg_ParseTuple(args, "sKK:hardware_grow_process", &json, &expected_bytes, &allocated_bytes)) {
         return NULL;
     }
     ms_error err;
@@ -64,7 +64,9 @@ static PyObject *hardware_grow_process(PyObject *module, PyObject *args)
     ms_hostmem_get_stats(&maps);
     int rc = ms_hardware_parse(json, hardware, &err);
     if (rc == MS_OK) {
-        rc = ms_hardware_grow_process(hardware, maps.live_bytes + maps.cached_bytes, expected_bytes, &err);
+        uint64_t held_bytes = maps.live_bytes + maps.cached_bytes;
+        uint64_t tensor_bytes = ms_hardware_host_is_device(hardware) ? held_bytes : allocated_bytes;
+        rc = ms_hardware_grow_process(hardware, tensor_bytes, expected_bytes, &err);
     }
     if (rc == MS_OK) {
         text = ms_hardware_to_json(hardware);
@@ -272,10 +274,10 @@ static PyMethodDef methods[] = {
         "Adds this process's baseline on the device to the description: allocated_bytes on a GPU, the measured "
         "resident memory on the CPU. The GPU's name and bytes are those that torch reports; they are ignored for the "
         "CPU. MemScaleError if the kind is unknown."),
-    MS_EXT_FUNCTION("hardware_grow_process", hardware_grow_process, METH_VARARGS, "hardware, expected_bytes, /",
-                    "(str, int) -> str",
+    MS_EXT_FUNCTION("hardware_grow_process", hardware_grow_process, METH_VARARGS,
+                    "hardware, expected_bytes, allocated_bytes, /", "(str, int, int) -> str",
                     "The description with this process's present baseline and `expected_bytes` that it will also hold. "
-                    "Unchanged for a GPU."),
+                    "On a GPU, where `allocated_bytes` are allocated now, the baseline grows by no more than these."),
     MS_EXT_FUNCTION("signature_find", signature_find, METH_VARARGS, "known, signature, /",
                     "(list[str], str) -> str | None", "The known signature that serves these inputs, or None."),
     MS_EXT_FUNCTION("signature_ahead", signature_ahead, METH_VARARGS, "known, signature, /",

@@ -194,24 +194,6 @@ static PyObject *loss_outside(PyObject *self, PyObject *unused)
     return tell(self, ms_trace_loss_outside);
 }
 
-static PyObject *own_optimizer(PyObject *self, PyObject *args)
-{
-    unsigned long long stream_bytes;
-    int released, streamed;
-    ms_error err;
-    if (!PyArg_ParseTuple(args, "Kpp:own_optimizer", &stream_bytes, &released, &streamed)) {
-        return NULL;
-    }
-    int rc = ms_trace_own_optimizer(trace_of(self), stream_bytes, released != 0, streamed != 0, &err);
-    return ms_ext_none_or_raise(rc, &err);
-}
-
-static PyObject *optimizer_unknown(PyObject *self, PyObject *unused)
-{
-    (void)unused;
-    return tell(self, ms_trace_optimizer_unknown);
-}
-
 /* ---- the model's own cross entropy ------------------------------------------ */
 
 /* The number that the library returns for an event of this storage. */
@@ -294,11 +276,6 @@ static PyObject *current(PyObject *self, PyObject *unused)
 {
     (void)unused;
     return PyLong_FromUnsignedLong(ms_trace_current(trace_of(self)));
-}
-
-static PyObject *input(PyObject *self, PyObject *key)
-{
-    return tell_one(self, key, "input", ms_trace_input);
 }
 
 static int flag_bit(const char *name, uint32_t *bit)
@@ -415,7 +392,7 @@ static PyMethodDef trace_methods[] = {
                   "Begins a phase: forward, loss, backward, optimizer or done."),
     MS_EXT_METHOD("loss_outside", loss_outside, METH_NOARGS, "/", "() -> None",
                   "Reports that the caller computes the loss outside the model."),
-    MS_EXT_METHOD("own_optimizer", own_optimizer, METH_VARARGS, "stream_bytes, released, streamed, /",
+    MS_EXT_METHOD("own_optimizer", ms_ext_trace_own_optimizer, METH_VARARGS, "stream_bytes, released, streamed, /",
                   "(int, bool, bool) -> None",
                   "Reports memscale's own optimizer. Its owner has it update in backward if `released`, from disk if "
                   "`streamed`."),
@@ -433,13 +410,19 @@ static PyMethodDef trace_methods[] = {
                   "Begins the linear layer's backward: the gradient of its output exists."),
     MS_EXT_METHOD("head_backward_end", MS_EXT_FAST(head_backward_end), METH_FASTCALL, "head, key, /",
                   "(int, int) -> None", "Ends the linear layer's backward; `key` is the gradient of its input."),
-    MS_EXT_METHOD("optimizer_unknown", optimizer_unknown, METH_NOARGS, "/", "() -> None",
+    MS_EXT_METHOD(
+        "expect_adamw", ms_ext_trace_expect_adamw, METH_VARARGS, "elements, bits, is_split, /",
+        "(int, int, bool) -> None",
+        "Reports that memscale's AdamW, which is not traced, will have the state of a parameter, with moments "
+        "of these bits, and its low bits if it is split."),
+    MS_EXT_METHOD("optimizer_unknown", ms_ext_trace_optimizer_unknown, METH_NOARGS, "/", "() -> None",
                   "Discards the optimizer's step, which failed under the trace; begins the phase done."),
     MS_EXT_METHOD("enter", MS_EXT_FAST(enter), METH_FASTCALL, "name, call, /", "(str, int) -> int",
                   "Begins a layer's call; returns its node."),
     MS_EXT_METHOD("leave", leave, METH_NOARGS, "/", "() -> None", "Ends the layer's call."),
     MS_EXT_METHOD("current", current, METH_NOARGS, "/", "() -> int", "The node of the last event of forward."),
-    MS_EXT_METHOD("input", input, METH_O, "key, /", "(int) -> None", "Reports a tensor argument of the open layer."),
+    MS_EXT_METHOD("input", ms_ext_trace_input, METH_O, "key, /", "(int) -> int",
+                  "Reports a tensor argument of the open layer; its storage's place among the inputs, -1 if none."),
     MS_EXT_METHOD("flag", MS_EXT_FAST(flag), METH_FASTCALL, "node, name, /", "(int, str) -> None",
                   "Sets a flag of a node."),
     MS_EXT_METHOD("born", MS_EXT_FAST(born), METH_FASTCALL, "key, bytes, /", "(int, int) -> None",
@@ -455,10 +438,10 @@ static PyMethodDef trace_methods[] = {
     MS_EXT_METHOD("gradient", MS_EXT_FAST(gradient), METH_FASTCALL, "key, bytes, /", "(int, int) -> None",
                   "Reports the gradient of a parameter."),
     MS_EXT_METHOD(
-        "op", MS_EXT_FAST(ms_ext_trace_op), METH_FASTCALL, "name, inputs, outputs, takes_workspace=False, /",
-        "(str, tuple[Any, ...], tuple[Any, ...], bool) -> None",
-        "Reports an operator; operands are tuples (shape, bytes[, is_bool]). `takes_workspace`: it ran on a CPU with "
-        "operands in the default layout, so it may have allocated a workspace."),
+        "op", MS_EXT_FAST(ms_ext_trace_op), METH_FASTCALL, "name, inputs, outputs, copied=None, /",
+        "(str, tuple[Any, ...], tuple[Any, ...], int | None) -> None",
+        "Reports an operator; operands are tuples (shape, bytes[, elements]). If `copied` is a number, the operator "
+        "ran on a CPU and may have allocated a workspace; bit i says that it copied input i first."),
     MS_EXT_METHOD("made", MS_EXT_FAST(ms_ext_trace_made), METH_FASTCALL, "inputs, outputs, runs_again, /",
                   "(tuple[int, ...], tuple[int, ...], bool) -> None",
                   "Reports the storages that the last operator read and made, and whether it can run again."),

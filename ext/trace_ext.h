@@ -1,6 +1,6 @@
 /*
- * Shared by the tracer's files: the object, and the methods in trace_operators.c, which the table
- * in trace.c lists.
+ * Shared by the tracer's files: the object, and the methods in trace_operators.c and trace_optimizer.c,
+ * which the table in trace.c lists.
  */
 #ifndef MS_EXT_TRACE_EXT_H
 #define MS_EXT_TRACE_EXT_H
@@ -21,5 +21,9 @@ static inline ms_trace *trace_of(PyObject *self)
 PyObject *ms_ext_trace_op(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *ms_ext_trace_made(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *ms_ext_trace_wrote(PyObject *self, PyObject *key);
+PyObject *ms_ext_trace_own_optimizer(PyObject *self, PyObject *args);
+PyObject *ms_ext_trace_expect_adamw(PyObject *self, PyObject *args);
+PyObject *ms_ext_trace_optimizer_unknown(PyObject *self, PyObject *unused);
+PyObject *ms_ext_trace_input(PyObject *self, PyObject *key);
 
 #endif

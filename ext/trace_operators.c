@@ -6,24 +6,25 @@
 #include "rooms.h"
 #include "trace_ext.h"
 
-/* Reads an operand from (shape, bytes) or (shape, bytes, is_bool). If there are more than eight dimensions, the first
+/* Reads an operand from (shape, bytes) or (shape, bytes, elements): 1 for bool, 2 for BF16, 3 for FP16, else 0. If there are more than eight dimensions, the first
  * ones are multiplied together; no operator in the tables has so many. */
 static int read_operand(PyObject *tuple, ms_operand *operand)
 {
     Py_ssize_t count = PyTuple_Check(tuple) ? PyTuple_Size(tuple) : 0;
     PyObject *shape = count == 2 || count == 3 ? PyTuple_GetItem(tuple, 0) : NULL;
     if (shape == NULL || !PyTuple_Check(shape)) {
-        PyErr_SetString(PyExc_TypeError, "op: an operand is a tuple (shape, bytes[, is_bool])");
+        PyErr_SetString(PyExc_TypeError, "op: an operand is a tuple (shape, bytes[, elements])");
         return -1;
     }
     if (ms_ext_u64(PyTuple_GetItem(tuple, 1), "bytes", &operand->bytes) != 0) {
         return -1;
     }
-    int truths = count == 3 ? PyObject_IsTrue(PyTuple_GetItem(tuple, 2)) : 0;
-    if (truths < 0) {
+    long elements = count == 3 ? PyLong_AsLong(PyTuple_GetItem(tuple, 2)) : 0;
+    if (elements == -1 && PyErr_Occurred()) {
         return -1;
     }
-    operand->are_truths = truths != 0;
+    operand->are_truths = elements == 1;
+    operand->precision = elements == 2 ? MS_PRECISION_BF16 : elements == 3 ? MS_PRECISION_FP16 : MS_PRECISION_AS_IS;
     Py_ssize_t rank = PyTuple_Size(shape);
     const Py_ssize_t most = (Py_ssize_t)(sizeof operand->size / sizeof operand->size[0]);
     Py_ssize_t folded = rank > most ? rank - most : 0;
@@ -49,7 +50,7 @@ enum { OPERANDS_ON_STACK = 16 };
 static int read_operands(PyObject *tuples, ms_operand *room, ms_operand **operands, size_t *count)
 {
     if (!PyTuple_Check(tuples)) {
-        PyErr_SetString(PyExc_TypeError, "op: operands come as a tuple of tuples (shape, bytes[, is_bool])");
+        PyErr_SetString(PyExc_TypeError, "op: operands come as a tuple of tuples (shape, bytes[, elements])");
         return -1;
     }
     size_t items = (size_t)PyTuple_Size(tuples);
@@ -91,14 +92,15 @@ PyObject *ms_ext_trace_op(PyObject *self, PyObject *const *args, Py_ssize_t coun
         read_operands(args[2], output_room, &outputs, &output_count) != 0) {
         goto cleanup;
     }
-    int takes_workspace = count > 3 ? PyObject_IsTrue(args[3]) : 0;
-    if (takes_workspace < 0) {
+    bool takes_workspace = count > 3 && args[3] != Py_None;
+    uint32_t copied = 0;
+    if (takes_workspace && ms_ext_u32(args[3], "copied", &copied) != 0) {
         goto cleanup;
     }
     ms_error err;
     int rc = ms_trace_op(trace_of(self), name, inputs, input_count, outputs, output_count, &err);
     if (rc == MS_OK && takes_workspace) {
-        rc = ms_trace_workspace(trace_of(self), name, inputs, input_count, outputs, output_count, &err);
+        rc = ms_trace_workspace(trace_of(self), name, inputs, input_count, outputs, output_count, copied, &err);
     }
     result = ms_ext_none_or_raise(rc, &err);
 cleanup:
@@ -155,6 +157,20 @@ PyObject *ms_ext_trace_made(PyObject *self, PyObject *const *args, Py_ssize_t co
     return result;
 }
 
+PyObject *ms_ext_trace_input(PyObject *self, PyObject *key)
+{
+    uint64_t storage;
+    uint32_t place;
+    if (ms_ext_u64(key, "input", &storage) != 0) {
+        return NULL;
+    }
+    ms_error err;
+    if (ms_ext_check(ms_trace_input(trace_of(self), storage, &place, &err), &err) != 0) {
+        return NULL;
+    }
+    return PyLong_FromLong(place == MS_TRACE_NO_PLACE ? -1 : (long)place);
+}
+
 PyObject *ms_ext_trace_wrote(PyObject *self, PyObject *key)
 {
     uint64_t number;
@@ -189,7 +205,46 @@ static PyObject *operator_row_kind(PyObject *module, PyObject *args)
     return PyUnicode_FromString(names[ms_operator_row_kind(name, is_pointwise != 0)]);
 }
 
+static PyObject *takes_workspace(PyObject *module, PyObject *name)
+{
+    (void)module;
+    const char *text = ms_ext_utf8(name, "name", NULL);
+    return text != NULL ? PyBool_FromLong(ms_operator_takes_workspace(text)) : NULL;
+}
+
+static PyObject *workspace_bytes(PyObject *module, PyObject *args)
+{
+    (void)module;
+    ms_operand input_room[OPERANDS_ON_STACK], output_room[OPERANDS_ON_STACK];
+    ms_operand *inputs = input_room, *outputs = output_room;
+    size_t input_count, output_count;
+    PyObject *input_tuple, *output_tuple, *result = NULL;
+    const char *name;
+    unsigned copied;
+    if (!PyArg_ParseTuple(args, "sOOI:workspace_bytes", &name, &input_tuple, &output_tuple, &copied)) {
+        return NULL;
+    }
+    if (read_operands(input_tuple, input_room, &inputs, &input_count) == 0 &&
+        read_operands(output_tuple, output_room, &outputs, &output_count) == 0) {
+        result =
+            PyLong_FromUnsignedLongLong(ms_workspace_bytes(name, inputs, input_count, outputs, output_count, copied));
+    }
+    if (inputs != input_room) {
+        PyMem_Free(inputs);
+    }
+    if (outputs != output_room) {
+        PyMem_Free(outputs);
+    }
+    return result;
+}
+
 static PyMethodDef functions[] = {
+    MS_EXT_FUNCTION("operator_takes_workspace", takes_workspace, METH_O, "name, /", "(str) -> bool",
+                    "Whether an operator of that name may take memory beside operands and results on a CPU."),
+    MS_EXT_FUNCTION("workspace_bytes", workspace_bytes, METH_VARARGS, "name, inputs, outputs, copied, /",
+                    "(str, tuple[Any, ...], tuple[Any, ...], int) -> int",
+                    "The bound of what an operator takes beside operands and results; operands and `copied` as in "
+                    "Trace.op()."),
     MS_EXT_FUNCTION("operator_row_kind", operator_row_kind, METH_VARARGS, "name, is_pointwise, /", "(str, bool) -> str",
                     "How the operator treats rows: mix, each, product or seen."),
     MS_EXT_FUNCTION("operator_is_maker", operator_is_maker, METH_VARARGS, "name, is_pointwise, /",

@@ -4,6 +4,12 @@
 #include "execute_ext.h"
 #include "rooms.h"
 
+/* Of the stable ABI, as Python 3.10's limited API lacks newer ones; headers from 3.13 on no longer declare them. */
+int PyObject_AsWriteBuffer(PyObject *object, void **bytes, Py_ssize_t *size);
+int PyObject_CheckReadBuffer(PyObject *object);
+int PyObject_AsReadBuffer(PyObject *object, const void **bytes, Py_ssize_t *size);
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+
 typedef struct undo {
     PyObject_HEAD PyObject *log; /* list of (note, object, value) */
 } undo;
@@ -96,11 +102,11 @@ static PyObject *copy_of(PyObject *container)
     if (PyAnySet_Check(container)) {
         return PySet_New(container);
     }
-    if (PyObject_HasAttrString(container, "extend") && PyObject_CheckBuffer(container)) { /* bytearray, array */
+    if (PyObject_HasAttrString(container, "extend") && PyObject_CheckReadBuffer(container)) { /* bytearray, array */
         return PySequence_GetSlice(container, 0, PySequence_Size(container));
     }
-    return PyObject_CheckBuffer(container) ? PyBytes_FromObject(container)
-                                           : PyObject_CallMethod(container, "copy", NULL);
+    return PyObject_CheckReadBuffer(container) ? PyBytes_FromObject(container)
+                                               : PyObject_CallMethod(container, "copy", NULL);
 }
 
 static PyObject *note_content(PyObject *object, PyObject *container)
@@ -257,21 +263,18 @@ static int call_method(PyObject *object, const char *name, PyObject *argument)
 /* Of a bytearray or an array, whose size may have changed, or of a number or structure of C's. */
 static int refill_memory(PyObject *container, PyObject *content)
 {
-    Py_buffer to, from;
-    if (PyObject_GetBuffer(container, &to, PyBUF_WRITABLE) != 0) {
+    void *to;
+    const void *from;
+    Py_ssize_t to_bytes, from_bytes;
+    if (PyObject_AsWriteBuffer(container, &to, &to_bytes) != 0 ||
+        PyObject_AsReadBuffer(content, &from, &from_bytes) != 0) {
         return -1;
     }
-    if (PyObject_GetBuffer(content, &from, PyBUF_SIMPLE) != 0) {
-        PyBuffer_Release(&to);
-        return -1;
+    if (to_bytes != from_bytes) {
+        return PySequence_SetSlice(container, 0, PySequence_Size(container), content);
     }
-    bool is_same_size = to.len == from.len;
-    if (is_same_size) {
-        memcpy(to.buf, from.buf, (size_t)from.len);
-    }
-    PyBuffer_Release(&from);
-    PyBuffer_Release(&to);
-    return is_same_size ? 0 : PySequence_SetSlice(container, 0, PySequence_Size(container), content);
+    memcpy(to, from, (size_t)from_bytes);
+    return 0;
 }
 
 /* Restores in place, so that every holder of the container sees its old content. */
@@ -311,7 +314,7 @@ static int refill(PyObject *container, PyObject *content)
         }
         return call_method(container, "clear", NULL) == 0 ? call_method(container, "update", content) : -1;
     }
-    if (PyObject_CheckBuffer(container)) {
+    if (PyObject_CheckReadBuffer(container)) {
         return refill_memory(container, content);
     }
     return call_method(container, "clear", NULL) == 0 ? call_method(container, "extend", content) : -1; /* deque */

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Measures: the micro-benchmarks in C, AdamW beside its peers, then whole training
-# steps beside the unmodified run and HF checkpointing. Never part of a test.
+# Measures speed: the micro-benchmarks in C, AdamW compared with other optimizers, then whole training
+# steps compared with the unmodified run and Hugging Face checkpointing. No test runs this.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 

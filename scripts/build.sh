@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Leaves .venv with memscale as it is in this folder: a normal install, made anew
-# only where a source has changed.
+# Installs memscale from this folder into .venv, as a normal install. Does nothing if no source
+# has changed since the last time.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 
 "$ROOT/scripts/setup.sh"
 
-sources=(meson.build meson.options pyproject.toml README.md LICENSE LICENSES include src ext cli python
+sources=(meson.build meson.options pyproject.toml README.md LICENSE LICENSES assets include src ext cli python
     bench/meson.build)
 wanted=$(tree_digest "${sources[@]}")
 installed=$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("platlib"))')/memscale
@@ -17,7 +17,7 @@ fi
 
 say "building memscale"
 cd "$ROOT"
-# meson can't take a new option into a folder that it configured without it.
+# meson can't add a new option to a build folder that is already configured.
 options=$(tree_digest meson.options pyproject.toml)
 if [ "$(cat build/python/.options 2>/dev/null)" != "$options" ]; then
     rm -rf build/python

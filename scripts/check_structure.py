@@ -1,8 +1,8 @@
-"""Checks that the tree keeps its shape; called by test.sh and lint.sh.
+"""Checks the structure of the tree; called by test.sh and lint.sh.
 
-Who may include or import whom, how long files and functions may be, that only the device seam knows kinds of
-device, that nothing names a home folder. Prints every place that breaks a rule and exits with status 1 if there
-was one.
+The rules: rooms include and import only the rooms they may use; files and functions keep to their longest length;
+only the device seam knows kinds of device; no file names a home folder. Prints every place that breaks a rule;
+exits with status 1 if there is one.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ import ast
 import pathlib
 import re
 import sys
-import tomllib
 from collections.abc import Iterator
+
+import tomllib
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FILE_LINES_MAX = 800
 EXT_FILE_LINES_MAX = 500
 FUNCTION_LINES_MAX = 100
 
-# ---- who may use whom --------------------------------------------------------
+# ---- includes and imports ----------------------------------------------------
 
 
 def read_rooms(path: pathlib.Path) -> dict[str, dict[str, list[str]]]:
@@ -39,7 +40,7 @@ HEADER_ROOMS = {header: room for room, row in C_ROOMS.items() for header in row[
 
 PYTHON_ROOMS = read_rooms(ROOT / "python" / "rooms.toml")
 
-# Errors have one style: steps run `if (rc == MS_OK)`, and the one exit may be reached by `goto cleanup`.
+# Error handling has one style: steps run `if (rc == MS_OK)`, and only `goto cleanup` may jump, to the one exit.
 OTHER_ERROR_STYLE = re.compile(
     r"^[ \t]*(?:goto (?!cleanup;)\w+;|rc = rc [!=]= MS_OK$|rc = rc [!=]= MS_OK \?)", re.MULTILINE
 )
@@ -47,7 +48,7 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]', re.MULTILINE)
 
 
 def room_of_include(name: str) -> str | None:
-    """The room that an include of ours belongs to; None for the system's."""
+    """The room that an include of ours belongs to; None for a system header."""
     first, _, rest = name.partition("/")
     if first == "memscale" and rest.endswith(".h"):
         return HEADER_ROOMS.get(rest.removesuffix(".h"), "no room")
@@ -55,7 +56,7 @@ def room_of_include(name: str) -> str | None:
 
 
 def check_c_includes(path: pathlib.Path, text: str) -> Iterator[str]:
-    """Includes of a C file that its place does not allow."""
+    """The includes of a C file that its room does not allow."""
     parts = path.relative_to(ROOT).parts
     room = None
     if parts[0] == "src":
@@ -66,7 +67,7 @@ def check_c_includes(path: pathlib.Path, text: str) -> Iterator[str]:
     elif parts[0] == "include":
         room = room_of_include(f"memscale/{path.name}")
         if room == "no room":
-            yield "belongs to no room of src/rooms.toml"
+            yield "is in no room of src/rooms.toml"
             return
     for bracket, name in INCLUDE.findall(text):
         used = room_of_include(name)
@@ -79,7 +80,7 @@ def check_c_includes(path: pathlib.Path, text: str) -> Iterator[str]:
 
 
 def imported_modules(tree: ast.AST, package: tuple[str, ...]) -> Iterator[tuple[int, str]]:
-    """Line and full name of everything of ours that a module imports, lazily and for types included.
+    """Line and full name of everything of ours that a module imports, also lazily or for types.
 
     `from a import b` gives ``a.b``, which may be a module or a name in one.
     """
@@ -101,21 +102,21 @@ def package_of(path: pathlib.Path) -> tuple[str, ...]:
 
 
 def check_python_imports(path: pathlib.Path, tree: ast.AST) -> Iterator[str]:
-    """Imports of a module of the package that its room does not allow."""
+    """The imports of a module that its room does not allow."""
     own = path.relative_to(ROOT / "python").with_suffix("").parts[1]
     if own not in PYTHON_ROOMS:
         yield f"{own} is not a room of python/rooms.toml"
         return
     for line, name in imported_modules(tree, package_of(path)):
         used = name.split(".")[1] if "." in name else "__init__"
-        if used not in PYTHON_ROOMS:  # a name that the package hands on, such as wrap
+        if used not in PYTHON_ROOMS:  # a name that the package re-exports, such as wrap
             used = "__init__"
         if used != own and used not in PYTHON_ROOMS[own]["may_use"]:
             yield f"line {line}: {own} must not import {used}"
 
 
 def python_import_graph(package: pathlib.Path) -> dict[str, set[str]]:
-    """Which modules of a package import which others of it."""
+    """For each module of a package, the modules of that package that it imports."""
     files = {}
     for path in sorted(package.rglob("*.py")):
         parts = path.relative_to(package.parent).with_suffix("").parts
@@ -133,7 +134,7 @@ def python_import_graph(package: pathlib.Path) -> dict[str, set[str]]:
 
 
 def ext_include_graph(folder: pathlib.Path) -> dict[str, set[str]]:
-    """Which files of the extension include which others; a source and its header count as one."""
+    """For each file of the extension, the files that it includes; a source and its header count as one."""
     graph: dict[str, set[str]] = {path.stem: set() for path in folder.glob("*.[ch]")}
     for path in sorted(folder.glob("*.[ch]")):
         used = {name.removesuffix(".h") for _, name in INCLUDE.findall(path.read_text(encoding="utf-8"))}
@@ -142,7 +143,7 @@ def ext_include_graph(folder: pathlib.Path) -> dict[str, set[str]]:
 
 
 def import_circle(graph: dict[str, set[str]]) -> list[str]:
-    """The members of one circle, in order; empty if there is none."""
+    """The members of one circle of the graph, in order; empty if it has no circle."""
     done: set[str] = set()
 
     def visit(name: str, way: list[str]) -> list[str]:
@@ -166,8 +167,8 @@ def import_circle(graph: dict[str, set[str]]) -> list[str]:
 def long_c_functions(text: str) -> Iterator[tuple[int, int]]:
     """Line and length of every function of more than FUNCTION_LINES_MAX lines.
 
-    In this tree a function's braces stand alone in the first column, which types'
-    and tables' never do.
+    In this tree the braces of a function stand alone in the first column; those of types
+    and tables never do.
     """
     start = None
     last_blank = 0
@@ -183,7 +184,7 @@ def long_c_functions(text: str) -> Iterator[tuple[int, int]]:
 
 
 def long_python_functions(tree: ast.AST) -> Iterator[tuple[int, int]]:
-    """The same for Python, decorators not counted."""
+    """The same for Python; decorators don't count."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = (node.end_lineno or node.lineno) - node.lineno + 1
@@ -193,32 +194,32 @@ def long_python_functions(tree: ast.AST) -> Iterator[tuple[int, int]]:
 
 # ---- devices -----------------------------------------------------------------
 
-# The seam: the only places that may know one kind of device from another.
+# The seam: only these places may distinguish kinds of device.
 DEVICE_ROOM = ("src/device/", "include/memscale/device.h", "python/memscale/device.py")
-# Keep the number of the training device, which is -1 for the host; all others ask ms_hardware_host_is_device().
+# These store the number of the training device, which is -1 for the host; others call ms_hardware_host_is_device().
 DEVICE_NUMBERS = ("src/hardware/hardware.c", "src/hardware/hardware_json.c", "src/sim/process.c")
 C_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 DEVICE_SIGN = re.compile(r"\bdevice (?:<|>=|==|!=) -?[01]\b")
 
 
 def c_device_facts(name: str, text: str) -> Iterator[tuple[int, str]]:
-    """Lines of C outside of the seam that name a kind of device, or tell it by its number."""
+    """Lines of C outside the seam that name a kind of device, or recognise one by its number."""
     code = C_COMMENT.sub(lambda comment: "\n" * comment.group().count("\n"), text)
     for number, line in enumerate(code.splitlines(), 1):
         if "cuda" in line.lower():
             yield number, "names a kind of device: ask its row (src/device)"
         if DEVICE_SIGN.search(line) and name not in DEVICE_NUMBERS:
-            yield number, "tells the host by a device's number: ask ms_hardware_host_is_device()"
+            yield number, "recognises the host by a device's number: call ms_hardware_host_is_device()"
 
 
 def docstrings_of(tree: ast.AST) -> set[int]:
-    """Identities of the nodes that are docstrings, those of attributes included."""
+    """The id() of each node that is a docstring, also of attributes."""
     bodies = [node.body for node in ast.walk(tree) if isinstance(getattr(node, "body", None), list)]
     return {id(node.value) for body in bodies for node in body if isinstance(node, ast.Expr)}
 
 
 def python_device_facts(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """The same for Python: identifiers, attributes and strings, docstrings excepted."""
+    """The same for Python: identifiers, attributes and strings other than docstrings."""
     documentation = docstrings_of(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and id(node) in documentation:
@@ -229,7 +230,7 @@ def python_device_facts(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def check_devices(path: pathlib.Path, text: str) -> Iterator[str]:
-    """Kinds of device that are named or told apart outside of the seam."""
+    """Places outside the seam that name or distinguish kinds of device."""
     name = path.relative_to(ROOT).as_posix()
     if name.startswith(DEVICE_ROOM):
         return
@@ -251,20 +252,20 @@ FORBIDDEN = [
 
 
 def forbidden_words(text: str) -> Iterator[tuple[int, str]]:
-    """Line and kind of every place that holds what no file here should."""
+    """Line and kind of every forbidden text."""
     for pattern, kind in FORBIDDEN:
         for match in pattern.finditer(text):
             yield text.count("\n", 0, match.start()) + 1, f"{kind}: {match.group().strip()}"
 
 
-# ---- all of it ---------------------------------------------------------------
+# ---- the whole tree ----------------------------------------------------------
 
 CODE_FOLDERS = ["include", "src", "ext", "cli", "server", "python", "tests", "bench", "scripts"]
 TEXT_SUFFIXES = {".c", ".h", ".py", ".sh", ".md", ".build", ".toml", ".json", ".txt", ".yml"}
 
 
 def tracked_files() -> list[pathlib.Path]:
-    """Every text file of the tree that is not built or installed."""
+    """Every text file of the tree, except built and installed ones."""
     files = [p for p in ROOT.iterdir() if p.is_file()]
     for folder in [*CODE_FOLDERS, "docs", ".ci"]:
         files += [p for p in (ROOT / folder).rglob("*") if p.is_file()]
@@ -274,7 +275,7 @@ def tracked_files() -> list[pathlib.Path]:
 
 
 def check_code(path: pathlib.Path, text: str) -> Iterator[str]:
-    """What the rules for C and Python say about one file."""
+    """The places of one file that break the rules for C and Python."""
     lines = text.count("\n")
     most = EXT_FILE_LINES_MAX if path.parent == ROOT / "ext" else FILE_LINES_MAX
     if lines > most:
@@ -297,7 +298,7 @@ NAMED_SOURCE = re.compile(r"\b([a-z][a-z0-9_]*\.c)\b")  # a placeholder has capi
 
 
 def check_named_sources(text: str, sources: set[str]) -> Iterator[str]:
-    """Comments that name a C file which does not exist (any more)."""
+    """Comments that name a C file that does not exist."""
     for comment in C_COMMENT.finditer(text):
         for match in NAMED_SOURCE.finditer(comment.group()):
             if match.group(1) not in sources:
@@ -306,7 +307,7 @@ def check_named_sources(text: str, sources: set[str]) -> Iterator[str]:
 
 
 def main() -> int:
-    """Prints what is wrong; 1 if anything is."""
+    """Prints every broken rule; returns 1 if there is one."""
     problems = 0
     files = tracked_files()
     sources = {path.name for path in files if path.suffix == ".c"}

@@ -1,7 +1,7 @@
 """Uses an installed memscale as a user without torch would; called by wheel.sh.
 
-Run with the interpreter of the environment that holds the wheel; the argument is
-the wheel's file. Exits with a message at the first thing that is wrong.
+Run it with the interpreter of the environment that holds the wheel; the argument is
+the wheel's file. Exits with a message at the first failed check.
 """
 
 import importlib.util
@@ -17,20 +17,20 @@ LICENSES = {"LICENSE", "LICENSES/jansson.txt", "LICENSES/xxHash.txt"}
 
 
 def check_contents(wheel: pathlib.Path) -> None:
-    """The file names the stable ABI and holds nothing that should stay behind."""
-    if "-cp311-abi3-manylinux" not in wheel.name:
-        sys.exit(f"{wheel.name} is not tagged cp311-abi3-manylinux")
+    """The file's name has the tag of the stable ABI; the wheel holds all licences and no stray files."""
+    if "-cp310-abi3-manylinux" not in wheel.name:
+        sys.exit(f"{wheel.name} is not tagged cp310-abi3-manylinux")
     names = zipfile.ZipFile(wheel).namelist()
     strays = [n for n in names if "__pycache__" in n or n.endswith(("meson.build", ".a", ".c", ".h"))]
     if strays:
-        sys.exit(f"the wheel holds {strays}")
+        sys.exit(f"the wheel holds files that it should not: {strays}")
     lacking = [name for name in LICENSES if not any(n.endswith(f".dist-info/licenses/{name}") for n in names)]
     if lacking:
         sys.exit(f"the wheel lacks the licences {lacking}")
 
 
 def check_hardening() -> None:
-    """Extension and program are linked and compiled with what limits the use of a bug."""
+    """The extension and the program are compiled and linked with protections against exploits."""
     from memscale import _core
 
     program = pathlib.Path(sysconfig.get_path("scripts")) / "memscale"
@@ -43,12 +43,12 @@ def check_hardening() -> None:
 
 
 def check_import() -> None:
-    """The package imports, knows its version in all three places, and needs no torch."""
+    """The package imports without torch, and its versions in three places agree."""
     import memscale
     from memscale import _core
 
     if importlib.util.find_spec("torch") is not None:
-        sys.exit("this environment has torch: the check proves nothing")
+        sys.exit("this environment has torch, so the check would prove nothing")
     if memscale.__version__ != _core.version():
         sys.exit(f"versions differ: {memscale.__version__}, {_core.version()}")
     memscale.Config(memory_budget_gb=4.0)
@@ -57,11 +57,11 @@ def check_import() -> None:
     except memscale.ConfigError:
         pass
     else:
-        sys.exit("Config(memory_budget_gb=-1.0) was accepted")
+        sys.exit("Config() accepted memory_budget_gb=-1.0")
 
 
 def check_program() -> None:
-    """The program is an executable of its own, not a Python script, and runs."""
+    """The program is a real executable, not a Python script, and runs."""
     from memscale import _core
 
     program = pathlib.Path(sysconfig.get_path("scripts")) / "memscale"

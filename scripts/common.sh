@@ -1,5 +1,5 @@
-# Sourced by the other scripts: where things are, how they speak, when work is
-# out of date. Sets nothing but functions and the variables below.
+# Sourced by the other scripts. Defines folders, output functions, stamps that say which work is up to
+# date, and the build with meson. Sets only functions and the variables below.
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 VENV=$ROOT/.venv
@@ -17,7 +17,7 @@ die() {
     exit 1
 }
 
-# Runs a command and shows its output only where it fails.
+# Runs a command and shows its output only if it fails.
 quietly() {
     local log rc=0
     log=$(mktemp)
@@ -29,11 +29,11 @@ quietly() {
     return "$rc"
 }
 
-# Installs Debian packages, or says how to.
+# Installs Debian packages, or ends with a message that says how to.
 install_packages() {
     local line="apt-get install -y --no-install-recommends $*" as_root=
     if ! command -v apt-get >/dev/null 2>&1; then
-        die "Missing system packages. On Debian they come with: sudo $line"
+        die "Missing system packages. On Debian, install them with: sudo $line"
     fi
     if [ "$(id -u)" -ne 0 ]; then
         # -n: never ask for a password in the middle of a build.
@@ -49,7 +49,26 @@ install_packages() {
     quietly $as_root $line
 }
 
-# True where the stamp's text is exactly $2.
+# Installs the packages that scripts/requirements$1.txt names, exactly the files that scripts/locked/ names by hash;
+# further arguments go to pip. Some indexes rebuild wheels: if this one has other files, the packages are installed by
+# version and without hashes, which is said. With LOCKED=only, that is an error.
+install_requirements() {
+    local list=requirements$1.txt log=$STAMPS/pip.log
+    shift
+    mkdir -p "$STAMPS"
+    if python -m pip install "$@" --require-hashes --no-deps -r "$ROOT/scripts/locked/$list" >"$log" 2>&1; then
+        return
+    fi
+    if [ "${LOCKED:-}" = only ]; then
+        cat "$log" >&2
+        die "LOCKED=only: this index does not have the files that scripts/locked/$list names."
+    fi
+    say "not locked: this index lacks files of scripts/locked/$list ($(grep -m 1 -i error "$log"));" \
+        "installing by version, without hashes"
+    quietly python -m pip install "$@" -r "$ROOT/scripts/$list"
+}
+
+# True if the text of the stamp $1 is exactly $2.
 stamp_is() {
     [ -f "$STAMPS/$1" ] && [ "$(cat "$STAMPS/$1")" = "$2" ]
 }
@@ -59,15 +78,15 @@ stamp_set() {
     printf '%s\n' "$2" >"$STAMPS/$1"
 }
 
-# One number for the contents of the given files and folders, bytecode aside.
-# Names and order count as well, so that a removed file is noticed.
+# Prints one hash of the given files and folders, except bytecode. The hash covers
+# names too, so that it also changes if a file is removed or renamed.
 tree_digest() {
     (cd "$ROOT" && find "$@" -type f -not -path '*/__pycache__/*' -print0 2>/dev/null |
         LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum | cut -d ' ' -f 1)
 }
 
-# Builds the folder build/$1 with the meson options that follow. Other options than
-# last time begin it anew.
+# Builds the folder build/$1 with the meson options that follow. If the options have
+# changed since the last time, it starts from an empty folder.
 meson_build() {
     local folder=$ROOT/build/$1
     shift
@@ -77,4 +96,31 @@ meson_build() {
         printf '%s\n' "$*" >"$folder/.options"
     fi
     quietly ninja -C "$folder" -j "$JOBS"
+}
+
+# Builds the wheel of the sources in $1 into $2. The bytes depend on the sources alone: times are the last commit's, or
+# the changelog's in an sdist, and no path of this machine gets in.
+build_wheel_in() {
+    local source raw static=false
+    source=$(cd "$1" && pwd)
+    raw=$(mktemp -d)
+    # If a static jansson is installed, link it into the program, so that the program stays a
+    # plain executable in the wheel. Then only the extension needs the library beside it.
+    if printf 'int main(void){return 0;}' |
+        cc -x c - -pie -o /dev/null -l:libjansson.a 2>/dev/null; then
+        static=true
+    fi
+    (
+        cd "$source"
+        SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct -- . 2>/dev/null || stat -c %Y CHANGELOG.md)}
+        export SOURCE_DATE_EPOCH CFLAGS="-g0 -ffile-prefix-map=$source=. -ffile-prefix-map=$raw=."
+        chmod -R u+rw,go+r,go-w python LICENSE LICENSES # a wheel keeps modes, and a tar's depend on the umask
+        quietly python -m build --wheel --no-isolation --outdir "$raw" \
+            --config-setting=build-dir="$raw/build" \
+            --config-setting=setup-args=-Dprogram_static_jansson=$static .
+        # meson-python names the Python that builds; the extension keeps to the limited API of 3.10 (meson.build).
+        quietly python -m wheel tags --python-tag cp310 --remove "$raw"/*.whl
+        quietly python -m auditwheel repair --wheel-dir "$2" "$raw"/*.whl
+    )
+    rm -rf "$raw"
 }

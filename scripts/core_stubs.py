@@ -1,6 +1,6 @@
-"""Writes python/memscale/_core.pyi from the built extension, or says that it is out of date.
+"""Writes python/memscale/_core.pyi from the built extension, or checks that it is up to date.
 
-    python scripts/core_stubs.py           # the extension that is installed with memscale
+    python scripts/core_stubs.py           # from the extension of the installed memscale
     python scripts/core_stubs.py --check
 
 Docstrings of the extension hold a text signature and the types of its parameters (MS_EXT_FUNCTION in
@@ -29,12 +29,12 @@ import torch
 """
 
 _CALLABLE = (types.BuiltinFunctionType, types.MethodDescriptorType)
-# PyStructSequence_Field has no place for a type, so they follow from a row.
+# PyStructSequence_Field can't hold a type, so types are read from an example row.
 _EXAMPLES = {"Technique": "TECHNIQUES"}
 
 
 def top_level(text: str) -> list[str]:
-    """Parts between commas that lie in no bracket."""
+    """Splits at the commas outside brackets."""
     parts, depth, part = [], 0, ""
     for char in text:
         depth += (char in "([") - (char in ")]")
@@ -47,10 +47,10 @@ def top_level(text: str) -> list[str]:
 
 
 def split_doc(name: str, doc: str | None) -> tuple[list[str], str, str]:
-    """Types of the parameters, type of the result, and text of a docstring.
+    """Splits a docstring into the types of the parameters, the type of the result, and the text.
 
     Raises:
-        ValueError: it has not the form of MS_EXT_FUNCTION.
+        ValueError: the docstring does not have the form of MS_EXT_FUNCTION.
     """
     given, gap, text = (doc or "").partition("\n\n")
     inner, arrow, result = given.rpartition("-> ")
@@ -159,7 +159,7 @@ def main() -> int:
     text = stubs(_core)
     if "--check" in sys.argv[1:]:
         is_current = PATH.read_text(encoding="utf-8") == text
-        print("" if is_current else f"{PATH.name} is not what the extension says; run scripts/core_stubs.py")
+        print("" if is_current else f"{PATH.name} is out of date; run scripts/core_stubs.py")
         return 0 if is_current else 1
     PATH.write_text(text, encoding="utf-8")
     return 0

@@ -1,6 +1,6 @@
-"""What a linked file of Linux's is protected by, read from its ELF headers: used by check_wheel.py.
+"""Reads from the ELF headers of a linked Linux file which protections it has; used by check_wheel.py.
 
-Only 64-bit little-endian files, which are all that wheels are built for.
+Reads only 64-bit little-endian files: wheels are built for no others.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ _DF_BIND_NOW, _DF_1_PIE = 8, 0x08000000
 
 @dataclasses.dataclass
 class Hardening:
-    """`missing()` lists what a file lacks."""
+    """The protections of a file; `missing()` lists those that it lacks."""
 
     is_position_independent: bool = False
     is_executable: bool = False
@@ -41,10 +41,10 @@ class Hardening:
 
 
 def read(path: pathlib.Path) -> Hardening:
-    """Raises ValueError where the file is no 64-bit little-endian ELF file."""
+    """Raises ValueError if the file is not a 64-bit little-endian ELF file."""
     data = path.read_bytes()
     if data[:6] != b"\x7fELF\x02\x01":
-        raise ValueError(f"{path} is no 64-bit little-endian ELF file")
+        raise ValueError(f"{path} is not a 64-bit little-endian ELF file")
     header = _HEADER.unpack_from(data)
     kind, at, size, count = header[1], header[5], header[9], header[10]
     found = Hardening(

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs every libFuzzer target of tests/fuzz for FUZZ_SECONDS (60), starting from
-# its corpus. What it finds is left in build/fuzz-found; an input that breaks a
-# target belongs into tests/fuzz/corpus once it is mended.
+# its corpus. Inputs that it finds are left in build/fuzz-found. Once a bug is
+# fixed, add the input that found it to tests/fuzz/corpus.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Static checks: the compiler's analyzer (or clang-tidy where it is installed) on
-# the C, ruff and mypy on the Python.
+# Static checks: structure; clang-tidy for C, or the compiler's analyzer if clang-tidy is not
+# installed; the layout of C and Python; ruff and mypy for Python.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 
@@ -22,8 +22,8 @@ else
         -Dc_args=-fanalyzer
 fi
 
-# Formatters are pinned: another version lays lines out otherwise.
-quietly python -m pip install -r scripts/requirements-lint.txt || {
+# The formatters' versions are pinned, because each version lays out lines differently.
+install_requirements -lint || {
     say "skipped: ruff, mypy and clang-format could not be installed"
     exit 0
 }

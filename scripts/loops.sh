@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# All loops of tests/loops, each unwrapped and wrapped in processes of their own. A few minutes on two cores; the
-# quickest are part of the tests. Prints a line a loop; fails if a promise was not kept.
+# Runs every loop of tests/loops, unwrapped and wrapped, each time in a process of its own. Takes a few minutes on two
+# cores; `make test` runs the quickest loops. Prints a line for each loop; fails if a loop broke a promise.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 

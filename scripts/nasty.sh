@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# All layers and loops of tests/python/nasty, each unwrapped twice and under five plans, then an interrupt at every
-# line of memscale's Python in a step. About an hour on two cores; a sample is part of the tests. Prints what
-# was not exact, and a summary; fails where a number was wrong.
-#   NASTY_STRIDE   every n-th line only (1)
+# Trains every layer and loop of tests/python/nasty twice unwrapped and once under each of five plans, then interrupts
+# a step at every line of memscale's Python. Takes about an hour on two cores; `make test` runs a sample. Prints the
+# runs that were not exact, and a summary. Fails if a number was wrong.
+#   NASTY_STRIDE   interrupt only every n-th line (1)
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 

@@ -1,12 +1,10 @@
 #!/usr/bin/env bash
-# Makes .venv with everything that building and testing need, and installs
-# missing system packages first. Called by every other script; finds in a moment
-# that nothing is to be done.
+# Installs missing system packages, then makes .venv with everything that building and
+# testing need. Every other script calls it; it returns at once if nothing is missing.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 
 TORCH_SPEC=${TORCH_SPEC:-torch==2.13.0}
-TRANSFORMERS_SPEC='transformers >= 5, < 6'
 
 # ---- the interpreter ---------------------------------------------------------
 
@@ -14,8 +12,8 @@ is_suitable() {
     "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1
 }
 
-# The path of the interpreter itself, not of a launcher such as pyenv's, which
-# answers differently in another folder.
+# Prints the path of the interpreter itself. A launcher such as pyenv's may start another
+# interpreter in another folder.
 real_python() {
     "$1" -c 'import sys; print(sys.executable)'
 }
@@ -27,8 +25,8 @@ find_python() {
         real_python "$PYTHON"
         return
     fi
-    # The active environment first: it may hold the torch that is to be used. Our
-    # own .venv is no such environment.
+    # The active environment comes first, because it may hold the torch to use. Our own
+    # .venv doesn't count as one.
     PATH=${PATH//"$VENV/bin:"/}
     for name in python3 python python3.14 python3.13 python3.12 python3.11 /usr/bin/python3; do
         if command -v "$name" >/dev/null 2>&1 && is_suitable "$name"; then
@@ -44,8 +42,8 @@ have_header() {
     printf '#include <%s>\n' "$1" | cc -E -x c - >/dev/null 2>&1
 }
 
-# Prints the Debian packages that are missing, judged by what works rather than
-# by what dpkg lists: the tools may come from elsewhere.
+# Prints the missing Debian packages. It tries the tools instead of asking dpkg, because
+# they may come from elsewhere.
 missing_packages() {
     local python=$1 is_debian_python=no
     command -v cc >/dev/null 2>&1 && have_header stdlib.h || echo gcc libc6-dev
@@ -77,7 +75,7 @@ has_torch() {
 make_venv() {
     local python=$1 shared=
     if has_torch "$python"; then
-        say "making .venv over $python, whose torch is used"
+        say "making .venv on top of $python, to use its torch"
         shared=--system-site-packages
     else
         say "making .venv with $python"
@@ -85,16 +83,15 @@ make_venv() {
     rm -rf "$VENV"
     quietly "$python" -m venv $shared "$VENV"
     if [ -n "$shared" ] && ! has_torch "$VENV/bin/python"; then
-        # A venv made from within a venv sees the base interpreter's packages
-        # only: name the active environment's folders as well.
+        # A venv made inside another venv sees only the base interpreter's packages,
+        # so add the active environment's folders.
         "$python" -c 'import site; print("\n".join(site.getsitepackages()))' \
             >"$("$VENV/bin/python" -c 'import site; print(site.getsitepackages()[0])')/active-environment.pth"
     fi
 }
 
 fill_venv() {
-    # torch before anything that depends on it, so that no other build of it comes
-    # along with transformers.
+    # torch first, so that a package that depends on it doesn't install another build of it.
     if ! has_torch "$VENV/bin/python"; then
         say "installing $TORCH_SPEC (a large download)"
         quietly "$VENV/bin/python" -m pip install "$TORCH_SPEC"
@@ -102,11 +99,10 @@ fill_venv() {
     say "installing build tools, test tools and transformers"
     local own=()
     if grep -q 'include-system-site-packages = true' "$VENV/pyvenv.cfg"; then
-        # Found in the environment below they would leave no program in .venv/bin.
+        # If pip found the tools in the environment below, it would put no program in .venv/bin.
         own=(--ignore-installed)
     fi
-    quietly "$VENV/bin/python" -m pip install "${own[@]}" -r "$ROOT/scripts/requirements.txt"
-    quietly "$VENV/bin/python" -m pip install "$TRANSFORMERS_SPEC"
+    install_requirements "" "${own[@]}"
 }
 
 main() {
@@ -119,7 +115,7 @@ main() {
         python=$(find_python)
         [ -n "$python" ] || die "No Python 3.11 or later was found."
     fi
-    wanted="${PYTHON:-any} $TORCH_SPEC $(tree_digest scripts/setup.sh scripts/requirements.txt)"
+    wanted="${PYTHON:-any} $TORCH_SPEC $(tree_digest scripts/setup.sh scripts/requirements.txt scripts/locked/requirements.txt)"
     if stamp_is setup "$wanted" && [ -x "$VENV/bin/python" ]; then
         return
     fi

@@ -1,46 +1,70 @@
 #!/usr/bin/env bash
-# Every test: structure, C (plain, under address and undefined-behaviour
-# sanitizers, threads under the thread sanitizer), the program, the fuzz corpora,
-# the CUDA path on a double, the site, the wheel, Python. Stops at the first stage that fails.
+# Runs every test: structure, C (plain, under the address and undefined-behaviour sanitizers, threads under
+# the thread sanitizer), the program, the fuzz corpora, the CUDA path on a double, the site, the wheel,
+# Python; and the server beside the C tests. Stops at the first stage that fails.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 
 "$ROOT/scripts/build.sh"
 cd "$ROOT"
 
-# Only rooms whose tests start threads of ours are worth the thread sanitizer.
+# The rooms whose tests start threads of ours: only these run under the thread sanitizer.
 tsan_suites=(--suite base --suite hostmem --suite offload --suite techniques)
 sanitized=(-Dpython=disabled -Dshared=false -Db_lundef=false)
 
 run_meson_tests() {
     local folder=$1
     shift
-    # Time limits are for hangs, not for busy machines. Tests of the offload engine wait for the disk most of their
-    # time, so one more than the processors runs at once.
+    # Time limits are for hangs, so they are long enough for a busy machine. Tests of the offload engine wait for the disk
+    # and for each other for most of their time, so twice as many run at once as there are processors.
     meson test -C "build/$folder" --no-rebuild --print-errorlogs --timeout-multiplier 6 \
-        --num-processes "$(($(nproc) + 1))" "$@"
+        --num-processes "$((2 * $(nproc)))" "$@"
 }
+
+# Starts a script beside the following stages; join_beside waits for it and prints its output.
+beside_pid=
+beside() {
+    setsid "$@" >build/beside.log 2>&1 &
+    beside_pid=$!
+}
+
+join_beside() {
+    local rc=0
+    wait "$beside_pid" || rc=$?
+    beside_pid=
+    cat build/beside.log
+    return "$rc"
+}
+
+# If a stage fails, or at Ctrl-C, the script beside it ends too.
+trap '[ -z "$beside_pid" ] || kill -- -"$beside_pid" 2>/dev/null || true' EXIT
 
 say "structure"
 python scripts/check_structure.py
 
-# Only the double of torch's CUDA is C++.
+# Only the double of torch's CUDA needs a C++ compiler.
 if ! command -v c++ >/dev/null 2>&1 && command -v apt-get >/dev/null 2>&1 && [ "$(id -u)" -eq 0 ]; then
     say "installing g++"
     quietly apt-get install -y --no-install-recommends g++ || say "g++ could not be installed"
 fi
 
-say "C tests, the program, the fuzz corpora"
-meson_build test -Dpython=disabled -Dwerror=true -Dtorch_double=auto
-run_meson_tests test
+# The server's tests mostly wait.
+beside scripts/test_server.sh
 
-say "the same under the address and undefined-behaviour sanitizers"
+# The next stage replays the fuzz corpora.
+say "C tests, the program"
+meson_build test -Dpython=disabled -Dwerror=true -Dtorch_double=auto
+run_meson_tests test --no-suite fuzz
+
+say "C tests, the program, the fuzz corpora under the address and undefined-behaviour sanitizers"
 meson_build asan -Db_sanitize=address,undefined -Dwerror=true "${sanitized[@]}"
 run_meson_tests asan
 
 say "threads under the thread sanitizer"
 meson_build tsan -Db_sanitize=thread "${sanitized[@]}"
 run_meson_tests tsan "${tsan_suites[@]}"
+
+join_beside # the server's tests
 
 scripts/test_cuda.sh
 
@@ -49,18 +73,16 @@ scripts/docs.sh
 say "the wheel"
 scripts/wheel.sh
 
-scripts/test_server.sh
-
-# Trainers that memscale trains under: used by tests alone, so that building and the demo do without them.
-wanted="$(tree_digest scripts/requirements-test.txt) $(python -c 'import sys; print(sys.prefix)')"
+# Trainers that memscale runs under. Only tests need them, so building and the demo don't install them.
+wanted="$(tree_digest scripts/requirements-test.txt scripts/locked/requirements-test.txt) $(python -c 'import sys; print(sys.prefix)')"
 if ! stamp_is test-packages "$wanted"; then
-    say "installing the trainers that are tested with"
-    quietly python -m pip install -r scripts/requirements-test.txt
+    say "installing the trainers that tests use"
+    install_requirements -test
     stamp_set test-packages "$wanted"
 fi
 
-# Judges the metrics. Only unpacked: installed, the package would start a server. Chromium, which
-# looks at the report's page where it is on the PATH, is 300 MB, more than a test may bring along.
+# promtool checks the metrics. Its package is only unpacked, because installing it would start a server.
+# Chromium checks the report's page if it is on the PATH; at 300 MB it is too large to fetch for a test.
 judge=$ROOT/build/promtool
 if ! command -v promtool >/dev/null 2>&1 && [ ! -x "$judge/usr/bin/promtool" ] &&
     command -v apt-get >/dev/null 2>&1; then
@@ -73,7 +95,7 @@ fi
 export PATH="$PATH:$judge/usr/bin"
 
 say "Python tests"
-# From a folder without the sources, so that the installed package is tested.
+# Run in a folder without the sources, so that the installed package is tested.
 mkdir -p build/pytest
 cd build/pytest
 python -m pytest -n auto --dist worksteal --durations 15 -c "$ROOT/pyproject.toml" --rootdir "$ROOT" \

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The CUDA path on a double of torch's CUDA (tests/torch_double): needs a C++ compiler, and torch 2.13 without CUDA.
+# Tests the CUDA path on a double of torch's CUDA (tests/torch_double). Needs a C++ compiler and torch 2.13 without CUDA;
+# otherwise it says so and skips the tests.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 
@@ -13,5 +14,5 @@ fi
 mkdir -p build/pytest
 cd build/pytest
 say "the CUDA path on a double of torch's CUDA"
-# A test that hangs shows where after two minutes.
+# A test that hangs for two minutes prints where it hangs.
 python -m pytest -n auto --dist worksteal --durations 5 -o faulthandler_timeout=120 -c "$ROOT/pyproject.toml" --rootdir "$ROOT" "$ROOT/tests/python_cuda" "$@"

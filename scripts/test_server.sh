@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# The tests of memscale-server (server/): C units and HTTP tests against the real program, all under the
-# address and undefined-behaviour sanitizers. Skipped, with a line that says so, where the server's
-# libraries are missing and can't be installed. Arguments go to pytest.
+# Tests memscale-server (server/): C units, and HTTP tests against the real program, all under the address
+# and undefined-behaviour sanitizers. If the server's libraries are missing and can't be installed, it says
+# so and skips the tests. Passes its arguments to pytest.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 
-# Prints the Debian packages that the server needs and this machine lacks.
+# Prints the Debian packages that the server needs and that are missing.
 missing_packages() {
     pkg-config --exists 'libmicrohttpd >= 0.9.71' 2>/dev/null || echo libmicrohttpd-dev
     pkg-config --exists 'sqlite3 >= 3.37' 2>/dev/null || echo libsqlite3-dev
     pkg-config --exists libsodium 2>/dev/null || echo libsodium-dev
 }
 
-# Unlike setup.sh this never fails: everything but the server does without these packages.
+# Never fails, unlike setup.sh, because only the server needs these packages.
 try_to_install() {
     local as_root=
     if [ "$(id -u)" -ne 0 ]; then
@@ -24,7 +24,17 @@ try_to_install() {
         $as_root apt-get install -y --no-install-recommends "$@"; } >/dev/null 2>&1 || true
 }
 
-"$ROOT/scripts/setup.sh"
+# Puts what the browser test needs beside the build; the test itself says what is missing.
+try_to_prepare_browser() {
+    local wanted=$ROOT/tests/server/browser/package.json folder=$ROOT/build/browser
+    command -v npm >/dev/null 2>&1 && command -v chromium >/dev/null 2>&1 || return 0
+    cmp -s "$wanted" "$folder/package.json" && [ -d "$folder/node_modules/axe-core" ] && return 0
+    mkdir -p "$folder"
+    cp "$wanted" "$folder/"
+    (cd "$folder" && timeout 120 npm install --no-audit --no-fund --no-package-lock) >/dev/null 2>&1 || true
+}
+
+"$ROOT/scripts/build.sh" # the client that test_push.py runs
 cd "$ROOT"
 missing=$(missing_packages | tr '\n' ' ')
 if [ -n "${missing// /}" ]; then
@@ -46,7 +56,7 @@ if [ ! -f "$folder/build.ninja" ] || [ "$(cat "$folder/.options" 2>/dev/null)" !
     quietly meson setup "$folder" "$ROOT" $options
     printf '%s\n' "$options" >"$folder/.options"
 fi
-# Of the tests' programs only the server's: test.sh builds the others.
+# Builds only the server's test programs; test.sh builds the others.
 targets=$(ninja -C "$folder" -t targets all 2>/dev/null |
     sed -n 's#^\(tests/server/test_server_[a-z]*\|tests/fuzz/replay_\(request\|steps\)\): .*#\1#p')
 # shellcheck disable=SC2086  # a list of words
@@ -57,6 +67,9 @@ for name in request steps; do
 done
 
 say "the server over HTTP"
+try_to_prepare_browser
+# Sends what the API's document allows and forbids; its test says if it is missing.
+command -v st >/dev/null 2>&1 || timeout 120 python -m pip install -q schemathesis >/dev/null 2>&1 || true
 mkdir -p build/pytest
 cd build/pytest
 export MEMSCALE_SERVER_PROGRAM=$folder/server/memscale-server

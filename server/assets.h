@@ -1,6 +1,6 @@
 /*
- * assets.h - the files that are built into the program: templates, styles, scripts, documents. Written by
- * embed.py at build time.
+ * assets.h - the files built into the program: templates, styles, scripts, documents. embed.py embeds them at
+ * build time.
  */
 #ifndef MSS_ASSETS_H
 #define MSS_ASSETS_H
@@ -13,7 +13,7 @@ typedef struct mss_asset {
     size_t size;
 } mss_asset;
 
-/* NULL where there is none of this name. */
+/* The asset with this name, or NULL. */
 const mss_asset *mss_asset_find(const char *name);
 
 #endif

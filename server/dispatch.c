@@ -73,6 +73,8 @@ static int find_team(mss_request *r, mss_id *team, ms_error *err)
         return MS_OK;
     case MSS_RUN_IN_PATH:
         return find_text(r, MSS_RUN_TEAM, r->parameters[0], team, err);
+    case MSS_JOB_IN_PATH:
+        return find_text(r, MSS_JOB_TEAM, r->parameters[0], team, err);
     case MSS_TEAM_IN_QUERY:
         if (mss_pairs_get(&r->query, "team") != NULL) {
             *team = mss_id_of(mss_pairs_get(&r->query, "team"));

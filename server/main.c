@@ -7,11 +7,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "api/jobs.h"
 #include "api/plan_worker.h"
 #include "auth/identity.h"
 #include "base/json.h"
@@ -19,11 +18,12 @@
 #include "local/local.h"
 #include "log/log.h"
 #include "pages/pages.h"
+#include "process/process.h"
 #include "routes.h"
 #include "store/audit.h"
 #include "store/statements.h"
 
-enum { EXIT_WRONG = 2, PATH_BYTES = 4096, FILES_MOST = 16384 };
+enum { EXIT_WRONG = 2, PATH_BYTES = 4096 };
 #define QUOTA_BYTES ((uint64_t)10 * 1000 * 1000 * 1000)
 
 static const char help[] = "Usage: memscale-server --data DIR [--listen ADDRESS] [--port N] [--url https://HOST]\n"
@@ -37,7 +37,7 @@ static const char help[] = "Usage: memscale-server --data DIR [--listen ADDRESS]
                            "Keeps the runs of memscale's users in one file and shows them. The first start prints a\n"
                            "link that works once and makes the first owner.\n"
                            "\n"
-                           "  --data DIR            where the database is; made if it is missing\n"
+                           "  --data DIR            the database's directory; made if it is missing\n"
                            "  --listen ADDRESS      numeric address, 127.0.0.1 if not given\n"
                            "  --port N              8321 if not given; 0 takes one that is free\n"
                            "  --url https://HOST    what browsers call this server, behind a proxy that speaks TLS\n"
@@ -173,22 +173,6 @@ static int prepare_database(const char *path, char secret[MSS_SECRET_BYTES], ms_
     return rc;
 }
 
-/* Nobody reads passwords from a core file, or this process's memory from another of the same user. */
-static void close_process(void)
-{
-    struct rlimit none = {0, 0}, files;
-    umask(077);
-#ifndef __SANITIZE_ADDRESS__ /* which looks into its own process for leaks */
-    (void)prctl(PR_SET_DUMPABLE, 0);
-#endif
-    (void)prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
-    (void)setrlimit(RLIMIT_CORE, &none);
-    if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < FILES_MOST) {
-        files.rlim_cur = files.rlim_max < FILES_MOST ? files.rlim_max : FILES_MOST;
-        (void)setrlimit(RLIMIT_NOFILE, &files);
-    }
-}
-
 static int wait_for_signal(void)
 {
     sigset_t wanted;
@@ -259,7 +243,7 @@ static int dashboard(command_line *line)
     ms_error err;
     char directory[PATH_BYTES], path[PATH_BYTES];
     const char *temporary = getenv("TMPDIR");
-    close_process();
+    mss_process_close();
     block_signals();
     line->settings.listen_address = "127.0.0.1";
     snprintf(directory, sizeof directory, "%s/memscale-dashboard-XXXXXX", temporary != NULL ? temporary : "/tmp");
@@ -275,12 +259,23 @@ static int dashboard(command_line *line)
     return rc == MS_OK ? EXIT_SUCCESS : fail(&err);
 }
 
+static int confine(const char *data, ms_error *err)
+{
+    int level = 0;
+    int rc = mss_process_confine(data, &level, err);
+    if (rc == MS_OK && level == 0) {
+        mss_log_event(MS_LOG_WARNING, "this kernel has no Landlock: the process is not confined to its data");
+    }
+    return rc;
+}
+
 static int serve(command_line *line)
 {
     ms_error err;
     char path[PATH_BYTES], secret[MSS_SECRET_BYTES];
     mss_server *server = NULL;
-    close_process();
+    mss_jobs *jobs = NULL;
+    mss_process_close();
     block_signals();
     int rc = make_directory(line->data, &err);
     if (rc == MS_OK) {
@@ -289,11 +284,18 @@ static int serve(command_line *line)
     if (rc == MS_OK) {
         rc = prepare_database(path, secret, &err);
     }
+    if (rc == MS_OK) {
+        rc = confine(line->data, &err);
+    }
     complete(&line->settings, path);
     if (rc == MS_OK) {
         rc = mss_server_start(&line->settings, &server, &err);
     }
+    if (rc == MS_OK) {
+        rc = mss_jobs_start(path, &jobs, &err);
+    }
     if (rc != MS_OK) {
+        mss_server_stop(server);
         return fail(&err);
     }
     printf("memscale-server %s listens on %s\n", ms_version(), mss_server_url(server));
@@ -304,6 +306,7 @@ static int serve(command_line *line)
     (void)fflush(stdout);
     mss_log_event(MS_LOG_INFO, "started, version %s", ms_version());
     int number = wait_for_signal();
+    mss_jobs_stop(jobs);
     mss_server_stop(server);
     mss_log_event(MS_LOG_INFO, "stopped by signal %d", number);
     return EXIT_SUCCESS;
@@ -371,7 +374,7 @@ static const struct option options[] = {
     {NULL, 0, NULL, 0},
 };
 
-/* A file, and a directory with a database, where the command is about one. */
+/* A file, and a directory with a database if the command needs one. */
 static int check_command_line(const command_line *line)
 {
     bool is_serving = line->command == NULL, is_dashboard = !is_serving && strcmp(line->command, "dashboard") == 0;
@@ -436,8 +439,8 @@ int main(int argc, char **argv)
     ms_error err;
     ms__json_writer writer = {0};
     json_decref(ms__json_new(&writer)); /* from now on jansson's memory is ours */
-    if (argc == 2 && strcmp(argv[1], "plan-worker") == 0) {
-        return mss_plan_worker();
+    if (argc == 2 && (strcmp(argv[1], "plan-worker") == 0 || strcmp(argv[1], "frontier-worker") == 0)) {
+        return mss_plan_worker(argv[1][0] == 'f');
     }
     if (argc == 2 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)) {
         return fputs(help, stdout) >= 0 ? EXIT_SUCCESS : EXIT_FAILURE;

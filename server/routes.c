@@ -44,6 +44,10 @@ static const mss_route routes[] = {
     /* plans */
     {MSS_POST, "/api/v1/plans", MSS_MAY_PLAN_MAKE, MSS_TEAM_IN_QUERY, MSS_LANE_READ, MSS_BODY_JSON, 16 * MB,
      MSS_LIMIT_PLAN, mss_api_plan, mss_api_plan_prepare},
+    {MSS_POST, "/api/v1/frontiers", MSS_MAY_PLAN_MAKE, MSS_TEAM_IN_QUERY, MSS_LANE_WRITE, MSS_BODY_JSON, 16 * MB,
+     MSS_LIMIT_PLAN, mss_api_frontier_create, NULL},
+    GET_READ("/api/v1/frontiers/{job}", PLAN_MAKE, MSS_JOB_IN_PATH, mss_api_frontier_show),
+    GET_READ("/api/v1/frontiers/{job}/result", PLAN_MAKE, MSS_JOB_IN_PATH, mss_api_frontier_result),
 
     /* teams */
     GET_READ("/api/v1/teams", SELF, MSS_NO_SUBJECT, mss_api_teams),
@@ -67,6 +71,8 @@ static const mss_route routes[] = {
 
     /* pages: in and out */
     GET_READ("/", PUBLIC, MSS_NO_SUBJECT, mss_page_home),
+    GET_READ("/privacy", PUBLIC, MSS_NO_SUBJECT, mss_page_privacy),
+    GET_READ("/api", PUBLIC, MSS_NO_SUBJECT, mss_page_reference),
     GET_READ("/sign-in", PUBLIC, MSS_NO_SUBJECT, mss_page_sign_in),
     FORM_WRITE("/sign-in", PUBLIC, MSS_NO_SUBJECT, MSS_LIMIT_SIGN_IN, mss_page_sign_in_prepare, mss_page_sign_in_sent),
     FORM_WRITE("/sign-out", SELF, MSS_NO_SUBJECT, MSS_LIMIT_PAGE, NULL, mss_page_sign_out),
@@ -83,6 +89,7 @@ static const mss_route routes[] = {
     GET_READ("/runs", RUN_READ, MSS_TEAM_IN_QUERY, mss_page_runs),
     GET_READ("/runs/{run}", RUN_READ, MSS_RUN_IN_PATH, mss_page_run),
     GET_READ("/runs/{run}/compare", RUN_READ, MSS_RUN_IN_PATH, mss_page_compare),
+    GET_READ("/projects", RUN_READ, MSS_TEAM_IN_QUERY, mss_page_projects),
     FORM_WRITE("/runs/{run}/delete", RUN_DELETE, MSS_RUN_IN_PATH, MSS_LIMIT_PAGE, NULL, mss_page_run_delete),
     FORM_WRITE("/teams", SELF, MSS_NO_SUBJECT, MSS_LIMIT_PAGE, NULL, mss_page_team_make),
     GET_READ("/teams/{team}", TEAM_READ, MSS_TEAM_IN_PATH, mss_page_team),
@@ -93,6 +100,10 @@ static const mss_route routes[] = {
     FORM_WRITE("/teams/{team}/tokens", TOKEN_MANAGE, MSS_TEAM_IN_PATH, MSS_LIMIT_PAGE, NULL, mss_page_token_make),
     FORM_WRITE("/teams/{team}/tokens/revoke", TOKEN_MANAGE, MSS_TEAM_IN_PATH, MSS_LIMIT_PAGE, NULL,
                mss_page_token_revoke),
+
+    /* pages: who operates the server */
+    GET_READ("/operator", OPERATE, MSS_NO_SUBJECT, mss_page_operator),
+    FORM_WRITE("/operator/telemetry", OPERATE, MSS_NO_SUBJECT, MSS_LIMIT_PAGE, NULL, mss_page_telemetry_forget),
 };
 
 const mss_route *mss_routes(size_t *count)
@@ -108,7 +119,8 @@ char *mss_routes_json(void)
         MSS_VERB_TABLE(VERB_NAME)
 #undef VERB_NAME
     };
-    static const char *const subjects[] = {"none", "team", "run", "query"}, *const bodies[] = {"none", "json", "form"};
+    static const char *const subjects[] = {"none", "team", "run", "job", "query"}, *const bodies[] = {"none", "json",
+                                                                                                      "form"};
     json_t *list = json_array();
     for (size_t i = 0; i < COUNT(routes); i++) {
         const mss_route *route = &routes[i];

@@ -1,4 +1,4 @@
-/* routes.h - the one table of all that the server answers. */
+/* routes.h - the one table of routes. */
 #ifndef MSS_ROUTES_H
 #define MSS_ROUTES_H
 
@@ -6,7 +6,7 @@
 
 const mss_route *mss_routes(size_t *count);
 
-/* The table as a JSON array, for tests that walk it; to be freed. NULL where memory is out. */
+/* The table as a JSON array, for tests that walk it. Free it. NULL if out of memory. */
 char *mss_routes_json(void);
 
 #endif

@@ -1,111 +1,216 @@
-"""What bench/gpu/offload.sh measures; writes one JSON and one page of Markdown, and says which goals were missed.
+"""The measurements of bench/gpu/offload.sh. Writes them to a JSON file and a page of Markdown that lists missed goals.
 
-Models have random weights and random tokens. Every run is a process of its own, so that
-peaks and caches of one do not reach the next; the variants of a model take turns.
+    offload.py RESULTS [--small] [--models a,b] [--limit SECONDS]
+
+Each model has a process of its own, which trains it once for each variant. The runs begin with the same weights and
+random numbers, and compute under autocast to BF16. --small makes tiny models, to try the program out; their times say
+nothing.
 """
 
 from __future__ import annotations
 
-import hashlib
+import argparse
 import json
 import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from typing import Any
 
-MODELS = ("gpt2", "bert", "llama", "vit", "t5")
-# Settings of each run beside the unmodified one, and its budget as a share of that one's peak.
-VARIANTS: dict[str, tuple[dict[str, bool], float]] = {
-    "offload, waited for": ({"enable_checkpointing": False, "async_offload": False}, 0.7),
-    "offload": ({"enable_checkpointing": False}, 0.7),
-    "recompute": ({"enable_offloading": False}, 0.7),
-    "75%": ({}, 0.75),
-    "50%": ({}, 0.5),
-    "35%": ({}, 0.35),
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+import gpu_models as models
+
+# Settings of the wrapped runs. A number is a budget, as a share of the unmodified run's peak.
+WRAPPED: dict[str, dict[str, Any]] = {
+    "offload": {"force_optimize": True, "enable_checkpointing": False},
+    "offload, waited for": {"force_optimize": True, "enable_checkpointing": False, "async_offload": False},
+    "recompute": {"force_optimize": True, "enable_offloading": False},
+    "75%": {"share": 0.75},
+    "50%": {"share": 0.5},
+    "35%": {"share": 0.35},
 }
-# Goals: errors of predicted peaks, and the step time with offload beside the unmodified step's.
+OTHERS = ("HF checkpointing", "save_on_cpu", "TRL offload")
+COMPILED = "memory budget under compile"  # for one model only: compiling takes most of a minute
+# Goals: errors of predicted peaks, and the step time with offload over the unmodified step's.
 MEDIAN_ERROR, WORST_ERROR, OFFLOAD_RATIO = 0.03, 0.08, 1.05
-STEPS = 6
-COPY_BYTES = 256 << 20
+STEPS, WARM_STEPS = 6, 3
+LIMIT_S = 540
+LARGE_SHARE = 0.5  # of the time, for the large model
+DIGEST_PIECE = 1 << 20  # numbers that are hashed at a time: 24 MB of temporaries
+COPY_BYTES, SMALL_COPY_BYTES = 256 << 20, 1 << 20
 
 
-def make(name: str) -> tuple[Any, dict[str, Any]]:
-    """A model and its batch on the GPU."""
-    import torch
-    import transformers as tf
-
-    torch.manual_seed(1)
-    tokens = torch.randint(0, 1000, (8, 512), device="cuda")
-    batch: dict[str, Any] = {"input_ids": tokens, "labels": tokens}
-    if name == "gpt2":
-        model = tf.GPT2LMHeadModel(tf.GPT2Config(bos_token_id=0, eos_token_id=0))
-    elif name == "bert":
-        model = tf.BertForMaskedLM(tf.BertConfig())
-    elif name == "llama":
-        model = tf.LlamaForCausalLM(
-            tf.LlamaConfig(hidden_size=768, intermediate_size=2048, num_hidden_layers=12, num_attention_heads=12)
-        )
-    elif name == "vit":
-        model = tf.ViTForImageClassification(tf.ViTConfig(num_labels=10))
-        batch = {
-            "pixel_values": torch.randn(32, 3, 224, 224, device="cuda"),
-            "labels": torch.randint(0, 10, (32,), device="cuda"),
-        }
-    else:
-        model = tf.T5ForConditionalGeneration(tf.T5Config(decoder_start_token_id=0))
-    return model.cuda().train(), batch
+# ---- one run ----------------------------------------------------------------------------------------------------
 
 
-def train(name: str, variant: str, budget_gb: float) -> dict[str, Any]:
-    """A few steps; digests of the gradients, peak, time, what the plan said."""
+def other_way(name: str, model: Any) -> Any:
+    """Arranges `model` for a technique that is not memscale's; returns the context of its forwards."""
+    import contextlib
+
     import torch
 
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    model, batch = make(name)
-    if variant != "unmodified":
+    if name == "HF checkpointing":
+        model.gradient_checkpointing_enable()
+    elif name == "save_on_cpu":
+        return torch.autograd.graph.save_on_cpu(pin_memory=True)
+    elif name == "TRL offload":
+        from trl.models.activation_offloading import OffloadActivations
+
+        return OffloadActivations()
+    elif name == COMPILED:
+        import torch._functorch.config as functorch
+
+        functorch.activation_memory_budget = 0.5
+        model.compile()
+    return contextlib.nullcontext()
+
+
+def digest_of(model: Any) -> str:
+    """The gradients' bits, as one text. Hashed on the device: copying and hashing gigabytes on the host takes minutes.
+    Integers are multiplied and added modulo 2**64, so the order of a sum doesn't matter."""
+    import torch
+
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    gradients = [parameter.grad.detach() for parameter in model.parameters() if parameter.grad is not None]
+    device, most = gradients[0].device, max(gradient.numel() for gradient in gradients)
+    digest = torch.zeros((), dtype=torch.int64, device=device)
+    place = torch.arange(min(most, DIGEST_PIECE), device=device) * 0x2545F4914F6CDD1D
+    for gradient in gradients:
+        for piece in gradient.flatten().view(integers[gradient.itemsize]).split(DIGEST_PIECE):
+            mixed = (piece ^ place[: piece.numel()]) * 0x369DEA0F31A53F85
+            digest = digest * 0x5851F42D4C957F2D + (mixed ^ (mixed >> 29)).sum()
+    return f"{digest.item() % (1 << 64):016x}"
+
+
+def overlapped_share(step: Any) -> float | None:
+    """The share of the copies' time that passes beside kernels in one step; None if the profiler shows no copy."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+        step()
+        torch.cuda.synchronize()
+    on_device = [event for event in seen.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    spans: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+    for event in on_device:
+        is_copy = "memcpy" in event.name.lower() and "dtod" not in event.name.lower()
+        spans[is_copy].append((event.time_range.start, event.time_range.end))
+    kernels, edges = sorted(spans[False]), []
+    for begun, ended in kernels:  # joined to spans without gaps or overlaps
+        if edges and begun <= edges[-1][1]:
+            edges[-1] = (edges[-1][0], max(edges[-1][1], ended))
+        else:
+            edges.append((begun, ended))
+    total = sum(ended - begun for begun, ended in spans[True])
+    beside = sum(max(0.0, min(e, b2) - max(b, a2)) for b, e in spans[True] for a2, b2 in edges)
+    return beside / total if total > 0 else None
+
+
+def train(model: Any, batch: dict[str, Any], variant: str, plain_peak_bytes: int) -> dict[str, Any]:
+    """Trains a few steps; returns digests of the gradients, peaks, step time and the plan's prediction."""
+    import torch
+
+    settings = dict(WRAPPED.get(variant, {}))
+    share = settings.pop("share", None)
+    budget_bytes = None if share is None else int(share * plain_peak_bytes)
+    context = other_way(variant, model)
+    if variant in WRAPPED:
         import memscale
 
-        memscale.wrap(model, memscale.Config(memory_budget_gb=budget_gb, **VARIANTS[variant][0]))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+        if budget_bytes is not None:
+            settings["memory_budget_gb"] = budget_bytes / 1e9
+        memscale.wrap(model, memscale.Config(enable_logging=False, **settings))
     torch.cuda.reset_peak_memory_stats()
-    digests, times = [], []
-    for _ in range(STEPS):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    digests: list[str] = []
+    times: list[float] = []
+    peaks: list[int] = []
+
+    def step() -> None:
+        with context, torch.autocast("cuda", torch.bfloat16):
+            loss = model(**batch).loss
+        loss.backward()
+
+    torch.manual_seed(2)
+    for index in range(STEPS):
+        if index == WARM_STEPS:
+            peaks.append(torch.cuda.max_memory_allocated())
+            torch.cuda.reset_peak_memory_stats()
         torch.cuda.synchronize()
         begun = time.perf_counter()
-        loss = model(**batch).loss
-        loss.backward()
+        step()
         torch.cuda.synchronize()
         seconds = time.perf_counter() - begun
-        digest = hashlib.sha256()
-        for parameter in model.parameters():
-            if parameter.grad is not None:
-                digest.update(parameter.grad.cpu().contiguous().numpy().tobytes())
+        digests.append(digest_of(model))
         begun = time.perf_counter()
         optimizer.step()
         optimizer.zero_grad()
         torch.cuda.synchronize()
         times.append(seconds + time.perf_counter() - begun)
-        digests.append(digest.hexdigest())
-    executor = getattr(model, "_memscale_executor", None)
-    plan = executor.plan if executor is not None else None
-    return {
+    peaks.append(torch.cuda.max_memory_allocated())
+    run = {
         "digests": digests,
-        "peak_bytes": torch.cuda.max_memory_allocated(),
+        "peak_bytes": max(peaks),
+        "settled_peak_bytes": peaks[-1],
         "reserved_bytes": torch.cuda.max_memory_reserved(),
-        "step_s": statistics.median(times[2:]),
-        "predicted_bytes": plan.predicted_peak_bytes if plan is not None else None,
-        "counters": executor.counters() if executor is not None else {},
+        "step_s": statistics.median(times[WARM_STEPS:]),
+        "budget_bytes": budget_bytes,
     }
+    if variant in WRAPPED:
+        executor = model._memscale_executor
+        run["predicted_bytes"] = executor.plan.predicted_peak_bytes if executor.plan is not None else None
+        run["counters"] = dict(executor.counters())
+        if variant == "offload":
+            try:
+                run["overlapped_share"] = overlapped_share(step)
+            except Exception as error:  # a machine may forbid profiling
+                run["overlapped_share"], run["profile_error"] = None, str(error)[:300]
+    return run
 
 
-def copy_rates() -> dict[str, float]:
-    """GB/s of plain pinned copies each way: the roof."""
+def variants_of(name: str) -> list[str]:
+    """The variants of a model. torch rounds pinned memory up to powers of two: of the large model's saved tensors it
+    would take more than most hosts have."""
+    others = OTHERS[:1] if name == models.LARGE else OTHERS
+    return ["unmodified", "unmodified again", *WRAPPED, *others, *([COMPILED] if name == models.NAMES[0] else [])]
+
+
+def runs_of(name: str, is_small: bool, tell: Any) -> None:
+    """Trains a model in every variant and tells each result at once. A variant that fails doesn't stop the others."""
+    import copy
+    import gc
+
     import torch
 
-    host = torch.empty(COPY_BYTES, dtype=torch.uint8, pin_memory=True)
-    device = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    made, batch = models.make(name, is_small)  # on the host: random weights of a large model take seconds
+    plain: dict[str, Any] = {}
+    for variant in variants_of(name):
+        try:
+            run = train(copy.deepcopy(made).cuda(), batch, variant, plain.get("peak_bytes", 0))
+        except Exception as error:
+            run = {"error": f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"[:300]}
+        tell({"model": name, "variant": variant, "run": run})
+        gc.collect()
+        torch.cuda.empty_cache()
+        if variant == "unmodified":
+            if "error" in run:
+                return
+            plain = run
+
+
+# ---- the link -----------------------------------------------------------------------------------------------------
+
+
+def copy_rates(copy_bytes: int) -> dict[str, float]:
+    """GB/s of plain pinned copies in each direction; the engine can't be faster."""
+    import torch
+
+    host = torch.empty(copy_bytes, dtype=torch.uint8, pin_memory=True)
+    device = torch.empty(copy_bytes, dtype=torch.uint8, device="cuda")
     rates = {}
     for name, to, source in (("to_host", host, device), ("from_host", device, host)):
         seconds = []
@@ -115,14 +220,14 @@ def copy_rates() -> dict[str, float]:
             to.copy_(source, non_blocking=True)
             torch.cuda.synchronize()
             seconds.append(time.perf_counter() - begun)
-        rates[name] = COPY_BYTES / statistics.median(seconds) / 1e9
+        rates[name] = copy_bytes / statistics.median(seconds) / 1e9
     return rates
 
 
-def engine_rates() -> dict[str, float]:
-    """GB/s of the engine both ways, from what waiting for it adds to forward and backward.
+def engine_rates(copy_bytes: int) -> dict[str, float]:
+    """GB/s of the engine in each direction, from the time that its transfers add to forward and backward.
 
-    Blocks that save 256 MB each and compute next to nothing, with transfers waited for.
+    The blocks save `copy_bytes` each and compute almost nothing, and every transfer is waited for.
     """
     import torch
 
@@ -151,77 +256,109 @@ def engine_rates() -> dict[str, float]:
         return statistics.median(forward[2:]), statistics.median(backward[2:])
 
     model = torch.nn.Sequential(*[Block() for _ in range(8)])
-    x = torch.randn(COPY_BYTES // 4, device="cuda", requires_grad=True)
+    x = torch.randn(copy_bytes // 4, device="cuda", requires_grad=True)
     plain = pass_times(model, x)
-    memscale.wrap(model, memscale.Config(enable_checkpointing=False, force_optimize=True), async_offload=False)
+    config = memscale.Config(enable_checkpointing=False, force_optimize=True, enable_logging=False)
+    memscale.wrap(model, config, async_offload=False)
     before = model._memscale_executor.counters()
     waited = pass_times(model, x)
     after = model._memscale_executor.counters()
     memscale.detach(model)
     stored = (after["offloaded_bytes"] - before["offloaded_bytes"]) / 6
     fetched = (after["fetched_bytes"] - before["fetched_bytes"]) / 6
-    return {
-        "to_host": stored / max(waited[0] - plain[0], 1e-9) / 1e9,
-        "from_host": fetched / max(waited[1] - plain[1], 1e-9) / 1e9,
-    }
+    moved = (("to_host", stored, waited[0] - plain[0]), ("from_host", fetched, waited[1] - plain[1]))
+    return {way: moved_bytes / seconds / 1e9 for way, moved_bytes, seconds in moved if seconds > 0}
 
 
-def child(*arguments: str) -> Any:
-    """The answer of this file run again, in a process of its own; its error as a text."""
-    done = subprocess.run(
-        [sys.executable, os.path.abspath(__file__), "--child", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        return {"error": (done.stderr.strip().splitlines() or ["no message"])[-1]}
-    return json.loads(done.stdout.strip().splitlines()[-1])
+def measured_rates(_: int) -> dict[str, Any]:
+    """The rates that memscale measured for its plans."""
+    import torch
+
+    import memscale
+
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()).cuda()
+    plan = memscale.plan(model, torch.randn(4, 8, device="cuda"), memscale.Config(force_optimize=True))
+    return dict(json.loads(plan._hardware)["gpus"][0])
 
 
-def answer(arguments: list[str]) -> Any:
-    """What a child is asked for."""
+# ---- processes ----------------------------------------------------------------------------------------------------
+
+
+def child(arguments: list[str], left_s: float) -> list[dict[str, Any]]:
+    """Runs this file in a process of its own for `left_s` at most; returns what it told, its error at the end."""
+    with tempfile.NamedTemporaryFile("r") as told:
+        command = [sys.executable, os.path.abspath(__file__), "--child", told.name, *arguments]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=max(left_s, 1))
+            failure = (done.stderr.strip().splitlines() or ["no message"])[-1] if done.returncode != 0 else None
+        except subprocess.TimeoutExpired:
+            failure = "not run: the time is over"
+        answers: list[dict[str, Any]] = [json.loads(line) for line in told.read().splitlines()]
+    return answers if failure is None else [*answers, {"error": failure}]
+
+
+def answer(place: str, arguments: list[str]) -> None:
+    """The child's side: carries out one request."""
+
+    def tell(what: dict[str, Any]) -> None:
+        with open(place, "a", encoding="utf-8") as file:
+            file.write(json.dumps(what) + "\n")
+
     if arguments[0] == "train":
-        return train(arguments[1], arguments[2], float(arguments[3]))
-    return copy_rates() if arguments[0] == "copies" else engine_rates()
+        runs_of(arguments[1], arguments[2] == "small", tell)
+    else:
+        measure_part = {"copies": copy_rates, "engine": engine_rates, "rates": measured_rates}[arguments[0]]
+        tell(measure_part(SMALL_COPY_BYTES if arguments[1] == "small" else COPY_BYTES))
 
 
-def runs_of(name: str) -> dict[str, Any]:
-    """One model: each variant's answer, with `same` (bits) and `step_ratio` beside the unmodified run."""
-    plain = child("train", name, "unmodified", "0")
-    runs = {"unmodified": plain}
-    for variant, (_, share) in VARIANTS.items() if "error" not in plain else ():
-        budget_bytes = share * plain["peak_bytes"]
-        run = runs[variant] = child("train", name, variant, str(budget_bytes / 1e9))
-        if "error" not in run:
-            run["budget_bytes"] = budget_bytes
+def compared(answers: list[dict[str, Any]]) -> dict[str, Any]:
+    """The runs of one model by variant. `same` and `step_ratio` compare them with the unmodified run."""
+    runs = {told["variant"]: told["run"] for told in answers if "variant" in told}
+    plain = runs.get("unmodified", {})
+    for variant, run in runs.items():
+        if "error" not in run and "error" not in plain and variant != "unmodified":
             run["same"] = run["digests"] == plain["digests"]
             run["step_ratio"] = run["step_s"] / plain["step_s"]
+    if answers and "error" in answers[-1]:
+        runs["the rest"] = {"error": answers[-1]["error"]}
     return runs
 
 
+# ---- the results --------------------------------------------------------------------------------------------------
+
+
 def error_of(run: dict[str, Any]) -> float:
-    """Of the predicted peak, as a share of the measured one."""
-    return float(abs(run["predicted_bytes"] - run["peak_bytes"]) / run["peak_bytes"])
+    """The error of the predicted peak, as a share of the measured peak of settled steps."""
+    return float(abs(run["predicted_bytes"] - run["settled_peak_bytes"]) / run["settled_peak_bytes"])
 
 
-def missed_goals(models: dict[str, dict[str, Any]]) -> list[str]:
-    """A line for each goal that was missed, none if all were met. A budget that no plan fits is refused, which
-    is no miss."""
+def misses_of(name: str, runs: dict[str, Any]) -> list[str]:
+    """A line for each goal that a model's wrapped runs miss. A budget that no plan fits misses none."""
+    missed = []
+    repeats = runs.get("unmodified again", {}).get("same", True)
+    for variant, run in runs.items():
+        where = f"{name}, {variant}"
+        if variant not in WRAPPED and variant not in ("unmodified", "the rest"):
+            continue
+        if "error" in run:
+            missed += [] if "BudgetInfeasibleError" in run["error"] else [f"{where}: {run['error']}"]
+            continue
+        if variant == "unmodified":
+            continue
+        missed += [f"{where}: gradients differ"] if repeats and not run["same"] else []
+        budget = run.get("budget_bytes")
+        missed += [f"{where}: over its budget"] if budget is not None and run["peak_bytes"] > budget else []
+        if variant == "offload" and name == models.LARGE and run["step_ratio"] > OFFLOAD_RATIO:
+            missed.append(f"{where}: {run['step_ratio']:.3f} times the unmodified step")
+    return missed
+
+
+def missed_goals(found: dict[str, dict[str, Any]]) -> list[str]:
+    """A line for each missed goal."""
     missed, errors = [], []
-    for name, runs in models.items():
-        for variant, run in runs.items():
-            where = f"{name}, {variant}"
-            if "error" in run:
-                missed += [] if "BudgetInfeasibleError" in run["error"] else [f"{where}: {run['error']}"]
-                continue
-            if variant == "unmodified":
-                continue
-            missed += [] if run["same"] else [f"{where}: gradients differ"]
-            missed += [f"{where}: over its budget"] if run["peak_bytes"] > run["budget_bytes"] else []
-            errors += [(error_of(run), where)] if run["predicted_bytes"] else []
-            if variant == "offload" and run["step_ratio"] > OFFLOAD_RATIO:
-                missed.append(f"{where}: {run['step_ratio']:.3f} of the unmodified step")
+    for name, runs in found.items():
+        missed += misses_of(name, runs)
+        errors += [(error_of(run), f"{name}, {variant}") for variant, run in runs.items() if run.get("predicted_bytes")]
     if errors and max(errors)[0] > WORST_ERROR:
         missed.append(f"{max(errors)[1]}: the peak is {max(errors)[0]:.1%} off its prediction")
     if errors and statistics.median(error for error, _ in errors) > MEDIAN_ERROR:
@@ -232,10 +369,10 @@ def missed_goals(models: dict[str, dict[str, Any]]) -> list[str]:
 def row_of(name: str, variant: str, run: dict[str, Any]) -> str:
     """A line of the table."""
     if "error" in run:
-        return f"| {name} | {variant} | {run['error']} | | | | | |"
+        return f"| {name} | {variant} | {run['error'].replace('|', '/')} | | | | | |"
     same = {True: "yes", False: "NO", None: ""}[run.get("same")]
-    predicted = f"{run['predicted_bytes'] / 1e9:.3f}" if run["predicted_bytes"] else ""
-    moved = run["counters"].get("offloaded_bytes", 0) / STEPS / 1e9
+    predicted = f"{run['predicted_bytes'] / 1e9:.3f}" if run.get("predicted_bytes") else ""
+    moved = run.get("counters", {}).get("offloaded_bytes", 0) / STEPS / 1e9
     return (
         f"| {name} | {variant} | {same} | {run['peak_bytes'] / 1e9:.3f} | {run['reserved_bytes'] / 1e9:.3f} "
         f"| {predicted} | {moved:.2f} | {run.get('step_ratio', 1.0):.3f} |"
@@ -243,47 +380,71 @@ def row_of(name: str, variant: str, run: dict[str, Any]) -> str:
 
 
 def page(found: dict[str, Any]) -> str:
-    """The answers as one page."""
+    """The page of Markdown."""
     lines = [
         f"# Training under budgets on {found['gpu']}",
         "",
-        f"torch {found['torch']}, {STEPS} steps a run, each in a process of its own; 'same' compares "
-        "every bit of every gradient in every step with the unmodified run's. Shares are of its peak.",
+        f"torch {found['torch']}, transformers {found['transformers']}, memscale {found['memscale']}. Each run has "
+        f"{STEPS} steps under autocast to BF16. 'same' says whether every bit of every gradient in every step equals "
+        "the unmodified run's. Percentages are budgets, as shares of the unmodified peak.",
         "",
-        "| way | pinned copy GB/s | engine GB/s |",
+        "| direction | pinned copy GB/s | engine GB/s |",
         "|---|---|---|",
     ]
     for way in ("to_host", "from_host"):
-        lines.append(f"| {way} | {found['copies'].get(way, '')} | {found['engine'].get(way, '')} |")
+        shown = [f"{found[part][way]:.1f}" if way in found[part] else "" for part in ("copies", "engine")]
+        lines.append(f"| {way} | {shown[0]} | {shown[1]} |")
     lines += ["", "| model | run | same | peak GB | reserved GB | predicted GB | moved GB a step | step ratio |"]
     lines += ["|---|---|---|---|---|---|---|---|"]
     for name, runs in found["models"].items():
         lines += [row_of(name, variant, run) for variant, run in runs.items()]
+        share = runs.get("offload", {}).get("overlapped_share")
+        if share is not None:
+            lines.append(f"| {name} | offload: copies beside kernels | {share:.0%} | | | | | |")
     lines += ["", "Missed:" if found["missed"] else "All goals were met.", ""]
     return "\n".join(lines + [f"- {line}" for line in found["missed"]]).rstrip() + "\n"
 
 
-def measure() -> dict[str, Any]:
-    """Everything."""
+def measure(names: list[str], is_small: bool, limit_s: float) -> dict[str, Any]:
+    """Makes all measurements, within about `limit_s`."""
+    import importlib.metadata
+
     import torch
 
-    models = {name: runs_of(name) for name in MODELS}
+    ends = time.monotonic() + limit_s
+    size = "small" if is_small else "full"
+    parts = {
+        part: {key: value for told in child([part, size], ends - time.monotonic()) for key, value in told.items()}
+        for part in ("copies", "rates", "engine")
+    }
+    found = {}
+    for name in names:
+        share = LARGE_SHARE if name == models.LARGE and len(names) > 1 else 1.0
+        found[name] = compared(child(["train", name, size], share * (ends - time.monotonic())))
+    missed = [f"{part}: {told['error']}" for part, told in parts.items() if "error" in told] + missed_goals(found)
     return {
         "gpu": torch.cuda.get_device_name(0),
         "torch": torch.__version__,
-        "copies": child("copies"),
-        "engine": child("engine"),
-        "models": models,
-        "missed": missed_goals(models),
+        "transformers": importlib.metadata.version("transformers"),
+        "memscale": importlib.metadata.version("memscale"),
+        **parts,
+        "models": found,
+        "missed": missed,
     }
 
 
-def main(place: str) -> int:
-    """Writes `place`.json and `place`.md. 1 if a goal was missed."""
-    found = measure()
+def main(arguments: list[str]) -> int:
+    """Writes RESULTS.json and RESULTS.md. Returns 1 if a goal was missed."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("results")
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--models", default=",".join([models.LARGE, *models.NAMES]))
+    parser.add_argument("--limit", type=float, default=LIMIT_S)
+    given = parser.parse_args(arguments)
+    found = measure(given.models.split(","), given.small, given.limit)
     text = page(found)
     for ending, content in ((".json", json.dumps(found, indent=1) + "\n"), (".md", text)):
-        with open(place + ending, "w", encoding="utf-8") as file:
+        with open(given.results + ending, "w", encoding="utf-8") as file:
             file.write(content)
     print(text)
     return 1 if found["missed"] else 0
@@ -291,6 +452,6 @@ def main(place: str) -> int:
 
 if __name__ == "__main__":
     if sys.argv[1] == "--child":
-        print(json.dumps(answer(sys.argv[2:])))
+        answer(sys.argv[2], sys.argv[3:])
     else:
-        sys.exit(main(sys.argv[1]))
+        sys.exit(main(sys.argv[1:]))

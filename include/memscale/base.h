@@ -8,14 +8,14 @@
  *     which may be NULL; on failure the error holds the code and one line of
  *     text: the operation, its object and the cause.
  *   - Out-parameters are written only on success.
- *   - A `char *` that a function hands out is freed with ms_free(). A
- *     `const char *` stays the library's and lives as long as the object (or,
- *     for texts of codes and names of enumerators, for ever).
+ *   - The caller frees a returned `char *` with ms_free(). A returned `const char *`
+ *     belongs to the library and lives as long as its object; texts of codes and
+ *     names of enumerators live for ever.
  *   - Objects come in pairs: X_new/X_free for plain memory, X_open/X_close for objects that hold threads, files or
  *     maps. Free and close accept NULL.
  *   - Sizes are bytes and times are nanoseconds unless the name says otherwise.
- *   - Unless its declaration says otherwise, an object is used by one thread at a time. A function that takes no
- *     object may be called from any thread.
+ *   - One thread at a time may use an object, unless its declaration says otherwise. Any thread may call a function
+ *     that takes no object.
  *   - Nothing here aborts, prints, or installs a signal handler.
  *
  * Tests: tests/c/base/.
@@ -32,7 +32,7 @@ extern "C" {
 #endif
 
 #if defined(__GNUC__)
-/* Exported symbol; arguments checked like printf's; result that the caller must use. */
+/* MS_API exports a symbol, MS_PRINTF checks arguments like printf's, MS_NODISCARD warns about an unused result. */
 #define MS_API __attribute__((visibility("default")))
 #define MS_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
 #define MS_NODISCARD __attribute__((warn_unused_result))
@@ -83,8 +83,8 @@ enum {
 
 enum { MS_ERROR_TEXT_MAX = 512 };
 
-/* A failure, filled by the callee. `system_errno` is 0 if no system call was involved. `hint_bytes` is the
- * smallest budget that fits for MS_EINFEASIBLE, else 0. */
+/* A failure, filled by the callee. `system_errno` is 0 if no system call was involved. `hint_bytes` is 0, except
+ * with MS_EINFEASIBLE: then it is the smallest budget that fits. */
 typedef struct ms_error {
     int code;
     int system_errno;
@@ -100,22 +100,22 @@ MS_API const char *ms_error_exception(int code);
 
 /* Fills `err` (may be NULL) and returns `code`, so that a failing function can
  * `return ms_fail(err, MS_EINVAL, "layer %u: ...", i)`. ms_fail_errno() adds
- * ": strerror (errno N)" and keeps the number; it picks MS_ENOSPC for ENOSPC, EFBIG and
- * EDQUOT and MS_ENOMEM for ENOMEM whatever `code` is. */
+ * ": strerror (errno N)" and keeps the number; whatever `code` is, it returns
+ * MS_ENOSPC for ENOSPC, EFBIG and EDQUOT, and MS_ENOMEM for ENOMEM. */
 MS_API int ms_fail(ms_error *err, int code, const char *fmt, ...) MS_PRINTF(3, 4);
 MS_API int ms_fail_errno(ms_error *err, int code, int system_errno, const char *fmt, ...) MS_PRINTF(4, 5);
 
 /* ---- counted memory ----------------------------------------------------- */
 
-/* malloc, calloc, realloc, strdup and free of the library: counted, and fault points. ms_calloc() and
- * ms_realloc_array() check the multiplication. They return NULL when out of memory. Thread-safe. */
+/* The library's malloc, calloc, realloc, strdup and free. They count bytes and blocks; allocations pass a fault
+ * point. ms_calloc() and ms_realloc_array() check the multiplication. NULL when out of memory. Thread-safe. */
 MS_API void *ms_malloc(size_t size_bytes);
 MS_API void *ms_calloc(size_t count, size_t size_bytes);
 MS_API void *ms_realloc_array(void *block, size_t count, size_t size_bytes);
 MS_API char *ms_strdup(const char *text);
 MS_API void ms_free(void *block);
 
-/* Bytes and blocks handed out by the functions above and not yet freed. */
+/* Bytes and blocks that the functions above allocated and that are not yet freed. */
 MS_API uint64_t ms_memory_live_bytes(void);
 MS_API uint64_t ms_memory_live_blocks(void);
 
@@ -123,7 +123,7 @@ MS_API uint64_t ms_memory_live_blocks(void);
 
 /*
  * Every allocation, system call, driver call and thread start of the library
- * goes through a point of one of these kinds. A test arms a kind: the Nth call
+ * passes a fault point of one of these kinds. A test arms a kind: the Nth call
  * from now on (1 = the next) fails once with `system_errno`, or, for
  * MS_FAULT_SHORT and MS_FAULT_FLIP, misbehaves as described below. Arming with
  * nth = 0 disarms. Unarmed, a point costs one relaxed load.
@@ -147,8 +147,8 @@ typedef enum ms_fault {
 /* ms_fault_arm() arms one kind; ms_fault_disarm_all() disarms all kinds. */
 MS_API void ms_fault_arm(ms_fault kind, uint64_t nth, int system_errno);
 MS_API void ms_fault_disarm_all(void);
-/* Calls that have passed a point of this kind since it was last armed. A test raises `nth` until this stays below
- * it. */
+/* Calls that have passed a point of this kind since it was last armed. A test raises `nth` until the count stays
+ * below `nth`. */
 MS_API uint64_t ms_fault_passed(ms_fault kind);
 
 /* ---- log ---------------------------------------------------------------- */
@@ -197,7 +197,7 @@ typedef enum ms_counter {
 
 /* One set of counters. */
 typedef struct ms_counters {
-    uint64_t value[MS_COUNTER_COUNT]; /* by ms_counter_add() and ms_counter_get() only */
+    uint64_t value[MS_COUNTER_COUNT]; /* use only ms_counter_add() and ms_counter_get() */
 } ms_counters;
 
 /* Name and text of a row of the table. */

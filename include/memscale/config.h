@@ -2,7 +2,7 @@
  * config.h - the user's configuration as a value.
  *
  * The Python `Config` is written to JSON and parsed here, so that every bound and every message about a bad field
- * exists once, in C. Planning reads the user's wishes only from this struct.
+ * exists once, in C. Planning reads the user's options only from this struct.
  * Tests: tests/c/config/test_config.c.
  */
 #ifndef MEMSCALE_CONFIG_H
@@ -19,8 +19,8 @@ extern "C" {
 
 enum { MS_PATH_MAX = 4096 };
 
-/* The techniques allowed, as `OptimizationMode` in Python: recomputation only; offload too; all that the flags
- * allow. */
+/* The techniques allowed, as `OptimizationMode` in Python. In order: recomputation; also offload; all that the
+ * flags allow. */
 typedef enum ms_mode { MS_MODE_CONSERVATIVE, MS_MODE_BALANCED, MS_MODE_AGGRESSIVE, MS_MODE_COUNT } ms_mode;
 
 /* The fields of `memscale.Config`; its documentation explains them. */
@@ -49,6 +49,8 @@ typedef struct ms_config {
     uint32_t prefetch_depth; /* layers ahead; 0: chosen */
     uint32_t num_streams; /* 0: chosen */
     bool async_debug;
+    uint32_t
+        search_permille; /* share of the planner's replays; 0: all of them. Set by stage 1 (policy.h), in no document */
     char disk_offload_dir[MS_PATH_MAX]; /* "": a cache directory on a real disk */
     char log_file[MS_PATH_MAX]; /* "": none */
 } ms_config;
@@ -56,7 +58,7 @@ typedef struct ms_config {
 /* "conservative", "balanced" or "aggressive"; "unknown" for any other number. */
 MS_API const char *ms_mode_name(ms_mode mode);
 
-/* The defaults of the published `Config`. */
+/* Fills in the defaults of the published `Config`. */
 MS_API void ms_config_default(ms_config *config);
 
 /*

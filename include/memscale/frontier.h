@@ -1,8 +1,8 @@
 /*
  * frontier.h - plans of one graph at budgets from the smallest that fits to the need of the unoptimized step.
  *
- * Called by `memscale plan --sweep`. Every point is a plan of ms_pipeline_plan(); along a frontier the step
- * time never rises with the budget. Tests: tests/cli/sweep.golden.
+ * Called by `memscale plan --sweep`. Every point is a plan of ms_pipeline_plan(); a larger budget never has a
+ * longer step time. Tests: tests/cli/sweep.golden.
  */
 #ifndef MEMSCALE_FRONTIER_H
 #define MEMSCALE_FRONTIER_H
@@ -23,7 +23,7 @@ typedef struct ms_frontier_point {
     uint32_t layers[MS_TECHNIQUE_COUNT]; /* number of layers for each technique */
 } ms_frontier_point;
 
-/* Budgets of one graph, with the step unoptimized for comparison. */
+/* Budgets of one graph, and the unoptimized step for comparison. */
 typedef struct ms_frontier {
     char *model;
     char *signature;
@@ -34,18 +34,18 @@ typedef struct ms_frontier {
 } ms_frontier;
 
 /*
- * `count` budgets (1 to MS_FRONTIER_MOST_POINTS) evenly spaced from the need down to the smallest that fits,
- * both included; with one point, the smallest alone. The configuration's own budget and `force_optimize` are
- * ignored. Free with ms_frontier_free(). MS_EINVAL for a count out of bounds or a graph without nodes,
- * MS_ENOMEM.
+ * Plans for `count` budgets (1 to MS_FRONTIER_MOST_POINTS), evenly spaced from the need down to the smallest
+ * that fits, both included; for a count of 1, only the smallest. Ignores the configuration's own budget and
+ * `force_optimize`. Free with ms_frontier_free(). MS_EINVAL for a count out of bounds or a graph without
+ * nodes, MS_ENOMEM.
  */
 MS_API int ms_frontier_make(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, uint32_t count,
                             ms_frontier **frontier, ms_error *err);
 MS_API void ms_frontier_free(ms_frontier *frontier);
 
 /* The frontier as a table, as CSV with a header line, as a JSON document
- * (docs/formats/frontier.schema.json) and as an SVG picture of step time over budget. To be freed with
- * ms_free(); NULL if memory runs out. */
+ * (docs/formats/frontier.schema.json) and as an SVG picture of step time over budget. The caller frees each
+ * with ms_free(); NULL when out of memory. */
 MS_API char *ms_frontier_table(const ms_frontier *frontier);
 MS_API char *ms_frontier_csv(const ms_frontier *frontier);
 MS_API char *ms_frontier_json(const ms_frontier *frontier);

@@ -4,9 +4,9 @@
  * Tests: tests/c/graph/test_graph.c.
  *
  * A *node* is one call of a layer, or the root module's own work between two layer calls (kind MS_NODE_ROOT: the
- * embedding, the head with the loss). A *profile* is the program of a node: its events in forward and in backward,
- * over storages numbered locally. Equal nodes (the repeated blocks of a transformer) share one profile. Storages that
- * cross nodes are numbered in the graph and bound to the first local numbers of a profile (`externals`).
+ * embedding, the head with the loss). A *profile* is a node's program: its events in forward and in backward, over
+ * storages with local numbers. Equal nodes (the repeated blocks of a transformer) share one profile. Storages that
+ * cross nodes have numbers in the graph; `externals` binds them to the first local numbers of a profile.
  *
  * Lifetimes. The step is traced while autograd holds nothing (tokens replace saved tensors), so the events do not
  * depend on any plan:
@@ -17,13 +17,13 @@
  *   NEED s    backward requests it (once per node and storage)
  *   DROP s    autograd has released it
  *   WORK      an operator ran: its floating-point operations and bytes moved
- *   LOSS s, LOSS_END t   the events between are a cross entropy over the rows of the
- *             logits s: in forward its value (t is s), in backward its gradient, t.
- *             A mark for the planner's loss head; it changes nothing by itself
- *   HEAD s, HEAD_END t   in forward, a linear layer has just made s, which only the cross
- *             entropy of the next LOSS reads, in the same rows; in backward, the events
- *             between compute the gradients of that layer's operands: t is the gradient of
- *             its input. There is no HEAD_END in forward. Marks for the planner, as LOSS is
+ *   LOSS s, LOSS_END t   the events between them compute a cross entropy over the rows of
+ *             the logits s: in forward its value (t is s), in backward its gradient t.
+ *             Marks for the planner's loss head; they change nothing themselves
+ *   HEAD s, HEAD_END t   in forward, HEAD alone: a linear layer has just made s, which only
+ *             the cross entropy of the next LOSS reads, in the same rows. In backward, the
+ *             events between them compute the gradients of that layer's operands; t is the
+ *             gradient of its input. Marks for the planner, like LOSS
  *
  * Under "keep", a storage lives from ALLOC to the later of FREE and the last DROP; under offload or recompute it dies
  * at FREE and exists again from NEED to DROP. A plan is replayed by running these programs under its choices
@@ -32,36 +32,39 @@
  * Backward runs the nodes' backward programs in reverse order.
  *
  * Invariants, checked by ms_graph_check():
- *   - ALLOC is a storage's first event, once; only BATCH storages have none (nor any
- *     other event: they are only inputs). FREE at most once; a storage without FREE
- *     lives to the end of the step, a GRADIENT never has one.
- *   - SAVE stands in a forward program, before FREE; NEED in the backward program of a
- *     node that saved, before DROP; DROP in either program of a node that saved. Each at
- *     most once per node and storage. A SAVE without DROP is held to the end of the step; a SAVE without NEED was not
- *     used. NEED and DROP of a node stand in its own programs only.
- *   - Storages that cross nodes, inputs, OUTPUTs and GRADIENTs are external; the others are local. An external is
- *     bound once per node, and has the same bytes in the profile and in the graph.
+ *   - A storage's first event is its only ALLOC. BATCH storages are only inputs: they have
+ *     no events. FREE comes at most once. A storage without FREE lives to the end of the
+ *     step; a GRADIENT has no FREE.
+ *   - SAVE is in a node's forward program, before FREE; NEED in the same node's backward
+ *     program, before DROP; DROP in either of its programs. Each comes at most once per
+ *     node and storage. A SAVE without DROP is held to the end of the step; a SAVE without
+ *     NEED was not used.
+ *   - Storages that cross nodes, inputs, OUTPUTs and GRADIENTs are external; the others are local. A node binds an
+ *     external once; the profile and the graph state the same bytes for it.
  *   - Sums of all bytes and of all work fit 63 bits.
  *
  * Makers. A layer's profile also lists the operators that can recompute single tensors. A maker reads only
  * parameters, buffers, saved storages and results of other makers. It is not random, and it writes only to fresh
  * storages that no later operator writes to. Backward can recompute its results, so they need not be kept. Makers
- * stand in order of execution; a maker that leads to no saved storage is not listed.
+ * are listed in order of execution; makers that lead to no saved storage are left out.
  *
  * Two-valued storages. A layer's profile also lists its saved storages that certainly have only two values (masks). A
- * plan may bit-pack them to one bit per element.
+ * plan may pack them to one bit per element.
  *
  * Untouched bytes. A profile also lists storages that an operator touches only in part (the workspace of oneDNN's
  * recurrent layers). The prediction of an unmodified run leaves out untouched bytes. Budgets and planned runs, which
  * reuse maps, count them.
  *
- * Tiles. A layer may have a second profile, `tiled`: the same call with its position-wise modules (an MLP) computed
- * some rows at a time and recomputed in backward. It binds the same storages. The planner's option tiled_mlp uses it
- * instead of the first profile.
+ * Compiled layers. A trace runs them as written. Once a call was measured (ms_graph_measure()), the layer's profile has
+ * the storages, peaks and times that were seen; its flag `measured` says so.
  *
- * As JSON (docs/formats/graph.schema.json) events are short arrays: ["alloc",3], ["work",flops,bytes] or, for work
- * that draws random numbers or evaluates functions, ["work",flops,bytes,draws,evaluations], the last one omitted if
- * 0.
+ * Tiles. A layer may have a second profile, `tiled`: in the same call its position-wise modules (an MLP) run some
+ * rows at a time, and again in backward. It binds the same storages. The planner's option tiled_mlp uses it instead
+ * of the first profile.
+ *
+ * As JSON (docs/formats/graph.schema.json) events are short arrays: ["alloc",3], ["work",flops,bytes]. Work that
+ * draws random numbers, evaluates functions or multiplies 16-bit numbers is
+ * ["work",flops,bytes,draws,evaluations,precision], without the zeros at its end.
  */
 #ifndef MEMSCALE_GRAPH_H
 #define MEMSCALE_GRAPH_H
@@ -71,6 +74,13 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* The precision of matrix products, and of forwards under `use_mixed_precision`. */
+typedef enum ms_precision {
+    MS_PRECISION_AS_IS, /* products of other types; forwards without autocast */
+    MS_PRECISION_BF16,
+    MS_PRECISION_FP16, /* forwards with a scaled loss */
+} ms_precision;
 
 /* Events of a node's program, in order. */
 #define MS_EVENT_TABLE(X) \
@@ -100,18 +110,20 @@ typedef struct ms_event {
     uint64_t draws;   /* WORK: random numbers drawn; on a CPU each takes as long as hundreds of bytes */
     uint64_t evaluations; /* WORK: elementary functions computed, or work that takes a CPU as long; 0 if
                              moving the bytes takes longer */
+    uint32_t precision; /* WORK: ms_precision of its matrix products; MS_PRECISION_AS_IS for all but 16-bit ones */
 } ms_event;
 
 /* An operator that can run again. Its operands are local numbers in ms_profile.operands,
- * inputs first; parameters and buffers are not among them. */
+ * inputs first, without parameters and buffers. */
 typedef struct ms_maker {
-    uint64_t flops, bytes, evaluations; /* as of its WORK */
-    uint32_t first;        /* of its operands */
+    uint64_t flops, bytes, evaluations; /* as in its WORK */
+    uint32_t precision;
+    uint32_t first;        /* index of its first operand */
     uint32_t input_count;
     uint32_t output_count;
 } ms_maker;
 
-/* A local storage of the node and a number of bytes; the list defines their meaning. */
+/* A local storage of the node, and a number of bytes whose meaning the list defines. */
 typedef struct ms_storage_bytes {
     uint32_t storage; /* local number, not external */
     uint64_t bytes;
@@ -138,11 +150,12 @@ typedef struct ms_profile {
     ms_maker *makers;
     uint32_t operand_count;
     uint32_t *operands;      /* [operand_count] of all makers, one after the other */
-    ms_storage_list two_valued; /* saved ones whose elements have two values; bytes of an element: 1, 2, 4, 8 */
+    ms_storage_list two_valued; /* saved storages of two values; bytes of an element: 1, 2, 4 or 8 */
     ms_storage_list untouched;  /* bytes that its operator never touches: fresh pages that do not become resident */
+    uint64_t forward_ns, backward_ns; /* measured times of the programs; both 0: only their WORK is known */
 } ms_profile;
 
-/* The work of the root module itself, or a layer. */
+/* The root module's own work, or a layer. */
 typedef enum ms_node_kind { MS_NODE_ROOT, MS_NODE_LAYER } ms_node_kind;
 
 /* Facts about a node that rule techniques out or allow them. */
@@ -154,7 +167,9 @@ typedef enum ms_node_kind { MS_NODE_ROOT, MS_NODE_LAYER } ms_node_kind;
     X(USES_RNG, 4, "uses_rng") \
     X(NO_TENSOR_INPUT, 5, "no_tensor_input") \
     X(UNHOOKABLE, 6, "unhookable")       /* can't be hooked; the log gives the reason */ \
-    X(NOT_REPEATABLE, 7, "not_repeatable") /* a second run gives other values, or would do something twice */
+    X(NOT_REPEATABLE, 7, "not_repeatable") /* a second run gives other values, or would do something twice */ \
+    X(COMPILED, 8, "compiled")           /* torch.compile's code runs in it: its operators can't be seen one by one */ \
+    X(MEASURED, 9, "measured")           /* compiled: its profile comes from a call that was measured */
 enum {
 #define MS_NODE_FLAG_ENUM(id, bit, name) MS_NODE_##id = 1u << (bit),
     MS_NODE_FLAG_TABLE(MS_NODE_FLAG_ENUM)
@@ -191,24 +206,26 @@ typedef struct ms_storage {
     uint64_t bytes;
     uint32_t role;       /* ms_storage_role */
     uint32_t first_node; /* the node that allocates it; for the batch, the first that takes it as input */
-    uint32_t last_node;  /* the last node to touch it in the pass (forward or backward) that allocates it:
-                            less than first_node only for storages of backward */
+    uint32_t last_node;  /* the last node to touch it in the pass (forward or backward) that allocates it;
+                            less than first_node only in backward */
 } ms_storage;
 
 /* The loop around the step, which the trace can't see. Assumed until observed. */
 typedef struct ms_loop {
     bool outputs_held;                   /* the caller holds the outputs through backward */
-    bool gradients_live_in_forward;      /* zero_grad comes after the next forward, or accumulation */
+    bool gradients_live_in_forward;      /* zero_grad comes after the next forward, or gradients accumulate */
     bool observed;                       /* the two above were observed, not assumed */
+    bool gradients_cleared;              /* those that live in forward are gone before backward begins: zero_grad()
+                                            comes between the two */
     uint64_t optimizer_state_bytes;      /* after the first step */
     uint64_t optimizer_transient_bytes;  /* peak of the step's temporaries, beside state and gradients */
     uint64_t external_loss_bytes;        /* bytes that a loss outside the model holds through its backward */
     uint64_t optimizer_stream_bytes;     /* part of the state that can lie on disk: 0 unless the
                                             optimizer is memscale's and known */
     bool gradients_releasable;           /* the optimizer can update parameters in backward */
-    bool gradients_released;             /* it does under every plan: the user requested it */
+    bool gradients_released;             /* it does so under every plan, at the user's request */
     bool gradients_needed; /* all must exist before one is used: a GradScaler, clipping or accumulation */
-    bool state_streamed; /* its state is on disk under every plan, and not in the bytes above */
+    bool state_streamed; /* its state is on disk under every plan; the bytes above do not include it */
 } ms_loop;
 
 /* Bytes that exist before the step and stay. */
@@ -231,7 +248,7 @@ typedef struct ms_graph {
     ms_residents residents;
     ms_loop loop;
     bool small_products; /* no matrix product of the step is large enough to need packing buffers */
-    bool convolutions; /* the step has some, whose code is generated in the process */
+    bool convolutions; /* the step has convolutions; their code is generated in the process */
     uint32_t storage_count;
     ms_storage *storages;
     uint32_t profile_count;
@@ -242,17 +259,17 @@ typedef struct ms_graph {
 
 /* Frees a graph and everything it owns. Accepts NULL. */
 MS_API void ms_graph_free(ms_graph *graph);
-/* A copy that shares nothing with the original; NULL when memory is out. */
+/* A copy that shares nothing with the original; NULL when out of memory. */
 MS_API ms_graph *ms_graph_copy(const ms_graph *graph, ms_error *err);
 
 /* Checks every invariant above (no event of a storage before its ALLOC, no NEED without SAVE, no unused profile
  * ...). ms_graph_parse() calls it; MS_EFORMAT names the place. */
 MS_API int ms_graph_check(const ms_graph *graph, ms_error *err);
 
-/* Strict: an unknown or missing member is MS_EFORMAT, and the graph is checked. */
+/* Parses and checks a graph. An unknown or missing member is MS_EFORMAT. */
 MS_API int ms_graph_parse(const char *json, ms_graph **graph, ms_error *err);
-/* One line; reading it and writing it again gives the same bytes. NULL when memory is
- * out or a number does not fit. */
+/* One line of JSON; parsing and writing it again gives the same bytes. NULL when out of
+ * memory, or if a number does not fit. */
 MS_API char *ms_graph_to_json(const ms_graph *graph);
 
 /*
@@ -262,35 +279,35 @@ MS_API char *ms_graph_to_json(const ms_graph *graph);
  */
 MS_API bool ms_signature_covers(const char *larger, const char *smaller);
 
-/* The index of the known signature that serves the inputs `signature`: the equal one, else the first that covers
- * it; `count` if none does. */
+/* The index of the known signature whose plan serves `signature`: the equal one, else the first that covers it;
+ * `count` if none does. */
 MS_API size_t ms_signature_find(const char *const *known, size_t count, const char *signature);
 
 /*
- * For inputs that keep growing: the signature of inputs some 10 to 19% larger in each size that has grown since the
- * last known inputs that were nowhere larger, so that the next lengths need no trace. NULL if fewer than
- * MS_SIGNATURE_GROWTHS known inputs were smaller, if none was alike, or when out of memory. The caller frees it.
+ * For inputs that keep growing: a signature with room, so that the next lengths need no trace. It is compared with
+ * the last known one that it covers; each size that has grown since becomes some 10 to 19% larger. NULL if it covers
+ * fewer than MS_SIGNATURE_GROWTHS other known signatures, or when out of memory. Free with ms_free().
  */
 enum { MS_SIGNATURE_GROWTHS = 3 };
 MS_API char *ms_signature_ahead(const char *const *known, size_t count, const char *signature);
 
 /*
  * Replaces numbers that are values of arguments by '#', in place: "beta=0.25,x:float32[4]" becomes
- * "beta=#,x:float32[4]". Sizes, texts, True, False and None stay. With `dropped` NULL every number is replaced;
- * otherwise the numbers of arguments that have '#' in `dropped`, which is one signature or several separated by
- * commas. Used for arguments on which the step was observed not to depend.
+ * "beta=#,x:float32[4]". Sizes, texts, True, False and None stay. If `dropped` is NULL, replaces every number;
+ * otherwise only numbers of arguments that have '#' in `dropped` (one signature, or several separated by commas).
+ * Used for arguments that were seen to have no effect on the step.
  */
 MS_API void ms_signature_drop_numbers(char *signature, const char *dropped);
 
 /*
- * The same for numbers that differ from those of the signature `other`: if both steps are the same
+ * Replaces only the numbers that differ from those of the signature `other`. If both steps are the same
  * (ms_graph_same_step()), these numbers have no effect.
  */
 MS_API void ms_signature_drop_different(char *signature, const char *other);
 
 /*
- * True if two graphs of one model are the same step, apart from their signatures and observed loops. False when out
- * of memory.
+ * True if two graphs of one model are the same step; signatures and observed loops may differ. False when out of
+ * memory.
  */
 MS_API bool ms_graph_same_step(const ms_graph *graph, const ms_graph *other);
 
@@ -310,12 +327,39 @@ MS_API void ms_graph_adopt_loop(ms_graph *graph, const ms_graph *other);
 MS_API void ms_graph_hold(ms_graph *graph, const char *layer);
 
 /*
- * Gives each layer of a graph its profile in `tiled` if that differs; `tiled` is the graph of the same step traced
- * with position-wise modules in tiles. Does nothing if the storages that cross nodes differ: the graphs' layers then
- * do not correspond. MS_ENOMEM.
+ * Takes each layer's second profile from `tiled`, if it differs from the first; `tiled` is the graph of the same step
+ * traced with position-wise modules in tiles. Does nothing if the storages that cross nodes differ: the graphs' layers
+ * then do not correspond. MS_ENOMEM.
  * Tests: tests/c/graph/test_graph_tiled.c.
  */
 MS_API int ms_graph_add_tiled(ms_graph *graph, const ms_graph *tiled, ms_error *err);
+
+/* A measured call of a compiled layer. Bytes are those of tensors, counted from the beginning of each pass. */
+typedef struct ms_measured_call {
+    const char *layer;
+    uint32_t call;                /* as in ms_node */
+    uint32_t input_count;
+    const uint32_t *inputs;       /* saved arguments: their places among the profile's inputs */
+    uint32_t output_count;
+    const uint64_t *output_bytes; /* storages that it makes, saves and returns */
+    uint32_t made_count;
+    const uint64_t *made_bytes;   /* other storages that it makes and saves */
+    uint64_t live_bytes;          /* growth of live bytes over the forward */
+    uint64_t forward_peak_bytes;  /* highest growth in forward */
+    uint64_t backward_peak_bytes; /* highest growth in backward, over what is live when it begins */
+    uint64_t forward_ns, backward_ns;
+} ms_measured_call;
+
+/*
+ * Replaces the profiles of compiled layers by what their calls were seen to do. Each makes everything at once, saves
+ * it at its end, and asks for all of it when its backward begins; bytes that live through forward without being saved
+ * stay until backward, under every plan. Events of storages that cross nodes stay, but for what is saved. Calls of
+ * other nodes are ignored. `least_bytes`: smaller storages are not among the live bytes. The session calls it after
+ * each trace. MS_EPROFILE, and the graph stays as it is, if what was seen makes no sound graph; MS_ENOMEM.
+ * Tests: tests/c/graph/test_graph_measured.c.
+ */
+MS_API int ms_graph_measure(ms_graph *graph, const ms_measured_call *calls, size_t count, uint64_t least_bytes,
+                            ms_error *err);
 
 #ifdef __cplusplus
 }

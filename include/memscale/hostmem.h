@@ -5,13 +5,13 @@
  * torch's CPU allocator reaches libc through two slots of libc10's relocation table,
  * posix_memalign and free. While installed, blocks of MS_HOSTMEM_MIN_BYTES and more come
  * from maps of hostmem (whole pages, 2 MiB aligned with huge pages advised from 2 MiB on).
- * They are counted, and returned to the system or to a bounded cache as soon as they are
- * freed. So resident memory follows live bytes, and one ceiling bounds both.
+ * They are counted. As soon as one is freed, it returns to the system or goes to a bounded
+ * cache. So resident memory follows live bytes, and a ceiling limits live and cached bytes.
  *
- * One per process, for the process's life: the state is global because the slots are. All
- * functions are thread-safe. The library must never be unloaded once installed
- * (RTLD_NODELETE). A child made by fork() keeps its copies of the blocks; it starts with an
- * empty cache and a ceiling of 0, because writing to cached pages would copy them.
+ * The state is global, as the slots are, and lasts as long as the process. All functions are
+ * thread-safe. The library must never be unloaded once installed (RTLD_NODELETE). A child
+ * made by fork() keeps its copies of the blocks; it starts with an empty cache and a ceiling
+ * of 0, because writing to cached pages would copy them.
  *
  * Tests: tests/c/hostmem/.
  */
@@ -31,27 +31,27 @@ extern "C" {
 typedef enum ms_hostmem_means {
     MS_HOSTMEM_NONE,   /* nothing installed */
     MS_HOSTMEM_SLOTS,  /* the allocator's slots point here */
-    MS_HOSTMEM_MALLOPT /* the slots cannot be taken: glibc maps big blocks, and is trimmed */
+    MS_HOSTMEM_MALLOPT /* the slots could not be taken: glibc maps big blocks, and is trimmed */
 } ms_hostmem_means;
 
 /* "none", "slots" or "mallopt"; "unknown" for any other number. */
 MS_API const char *ms_hostmem_means_name(ms_hostmem_means means);
 
 /*
- * Installs on behalf of one user; users are counted. `library` is the name of the loaded
- * library whose slots are taken (NULL: "libc10.so"). Acts only if both slots hold the address
- * of libc or of a known interposer; otherwise falls back to mallopt, logs the reason and still
- * returns MS_OK. *means (may be NULL) gets the result; it is MS_HOSTMEM_NONE if the allocator
- * is not glibc's either. After a fall-back the next call tries the slots again. Installs `free`
- * first. MS_ESTATE if another library is served already; MS_ENOMEM.
+ * Adds one user; users are counted. `library` is the name of the loaded library whose slots
+ * are taken (NULL: "libc10.so"). If both slots hold addresses of libc or of a known interposer,
+ * takes them, `free` first. Otherwise falls back to mallopt, logs the reason and still returns
+ * MS_OK; the next call tries the slots again. *means (may be NULL) receives the result;
+ * MS_HOSTMEM_NONE if glibc's allocator is not in use. MS_ESTATE if another library is served
+ * already; MS_ENOMEM.
  */
 MS_API int ms_hostmem_install(const char *library, ms_hostmem_means *means, ms_error *err);
 
-/* Removes one user. The last one restores posix_memalign at once, and `free` when the last block
- * that came through the slots is freed; sets the ceiling to 0, which empties the cache; leaves
- * alone a slot that another tool has taken. Blocks that tensors still use stay valid and are
- * unmapped when freed. After a fall-back glibc gets the thresholds at which its own adjustment
- * ends, since that cannot be switched on again. */
+/* Removes one user. With the last user, restores posix_memalign at once, and `free` when the last
+ * block that came through the slots is freed, but leaves a slot that another tool has taken. Sets
+ * the ceiling to 0, which empties the cache. Blocks that tensors still use stay valid and are
+ * unmapped when freed. After a fall-back, sets glibc's thresholds to the values at which its own
+ * adjustment ends, because the adjustment cannot be switched on again. */
 MS_API void ms_hostmem_uninstall(void);
 
 /* Counters of the maps. */
@@ -72,36 +72,36 @@ MS_API void ms_hostmem_get_stats(ms_hostmem_stats *stats);
 MS_API void ms_hostmem_reset_peak(void);
 
 /*
- * Sets the ceiling on live + cached bytes. The cache yields: a freed map is cached only below
- * the ceiling, and before a new map is made, cached maps are released (least recently freed
- * first) until the sum is under it; the last one only as far as needed, in whole huge pages
- * from its end. Live bytes are never refused. 0, the initial value: nothing is cached.
- * Lowering it trims at once.
+ * Sets the ceiling on live + cached bytes. Only the cache yields; live bytes are never refused.
+ * A freed map is cached only below the ceiling. Before a new map is made, cached maps are
+ * released, least recently freed first, until the sum is under the ceiling; the last one only
+ * as far as needed, in whole huge pages from its end. 0, the initial value: nothing is cached.
+ * Lowering the ceiling trims at once.
  */
 MS_API void ms_hostmem_set_ceiling(uint64_t ceiling_bytes);
 
-/* A finished step. All 0: unknown. */
+/* Measurements of a finished step; all 0 if unknown. */
 typedef struct ms_hostmem_step {
     uint64_t peak_bytes; /* of the process's resident memory */
     uint64_t held_bytes; /* peak of live + cached maps */
 } ms_hostmem_step;
 
-/* What the next step has beside its maps. */
+/* The memory of the process beside hostmem's maps, and the budget for both. */
 typedef struct ms_hostmem_beside {
-    uint64_t budget_bytes;        /* of the whole process; 0: it has none, and a plan's ceiling holds */
+    uint64_t budget_bytes;        /* of the whole process; 0: none, and the plan's ceiling holds */
     ms_hostmem_step last, before; /* the last two steps */
     bool smaller_inputs;          /* the next inputs are smaller than the plan's */
 } ms_hostmem_beside;
 
 /*
- * The ceiling for the next step under a plan whose ceiling is `plan_bytes`: never higher, and lower if maps up to it
- * and the memory beside them would exceed the budget. That memory is assumed to grow by as much as in the last step.
- * Tensors of smaller inputs may be too small for maps of their own; they need half of the plan's ceiling beside it.
+ * The ceiling for the next step: `plan_bytes`, the plan's ceiling, or less if maps up to it and the memory beside
+ * them would exceed the budget. The memory beside them is assumed to grow by as much as in the last step (4 to 16 MB).
+ * With smaller inputs the ceiling is at most half of `plan_bytes`: their tensors may be too small for maps.
  */
 MS_API uint64_t ms_hostmem_ceiling(uint64_t plan_bytes, const ms_hostmem_beside *beside);
 
-/* Releases cached maps in the same order down to `keep_bytes`, and asks glibc to return its free
- * memory (malloc_trim) if `trim_libc`. */
+/* Releases cached maps, least recently freed first, down to `keep_bytes`. With `trim_libc`, also
+ * asks glibc to return its free memory (malloc_trim). */
 MS_API void ms_hostmem_trim(uint64_t keep_bytes, bool trim_libc);
 
 /* A live block. */
@@ -112,20 +112,19 @@ typedef struct ms_hostmem_block {
 } ms_hostmem_block;
 
 /*
- * Whether `address` is in a live block of hostmem. Fills the block's whole-page size and a
- * serial that no other block of this process has. Direct I/O may use the block up to the end
- * of its last page.
+ * Whether `address` is in a live block of hostmem. Fills in the block's address, its size in
+ * whole pages and a serial that no other block of this process has. Direct I/O may use the
+ * block up to the end of its last page.
  */
 MS_API bool ms_hostmem_find(const void *address, ms_hostmem_block *block);
 
-/* Bytes of the whole pages within a range of mapped memory that are not resident, such as fresh
- * ones not touched yet; 0 if unknown. */
+/* Bytes of whole pages within a range of mapped memory that are not resident, such as fresh pages
+ * not touched yet; 0 if unknown. */
 MS_API uint64_t ms_hostmem_untouched(const void *address, size_t bytes);
 
-/* Blocks outside torch's allocator, of the same kind and from the same cache, for the library's
- * own buffers: at least MS_HOSTMEM_MIN_BYTES, whole pages, of undefined contents. Counted as
- * live, installed or not. NULL without memory. Releasing accepts NULL, and ignores addresses of
- * no live block. */
+/* Blocks for the library's own buffers, like those of torch's allocator and from the same cache:
+ * whole pages, at least MS_HOSTMEM_MIN_BYTES, contents undefined. Counted as live, installed or
+ * not. NULL when out of memory. Releasing ignores NULL and addresses that start no live block. */
 MS_API void *ms_hostmem_alloc(size_t bytes);
 MS_API void ms_hostmem_release(void *address);
 

@@ -7,10 +7,10 @@
  * the same order, products and sums fused as in torch's for-loop AdamW. Only the sign and payload
  * of NaNs are unspecified.
  *
- * Against torch.optim.AdamW (not fused, AVX2 or wider) with fp32 moments: exp_avg, exp_avg_sq and
- * max_exp_avg_sq are equal bit by bit. A parameter differs by at most one unit in its own last
- * place plus five in the last place of the step's change to it: torch's square root comes from a
- * library that may be one unit off, and torch divides instead of multiplying by the reciprocal.
+ * Compared with torch.optim.AdamW (not fused, AVX2 or wider), with fp32 moments: exp_avg,
+ * exp_avg_sq and max_exp_avg_sq have the same bits. A parameter differs by at most one unit in its
+ * own last place plus five in the last place of the step's change to it, because torch's square
+ * root may be one unit off, and torch divides instead of multiplying by the reciprocal.
  *
  * Tests: tests/c/techniques/test_adamw.c, test_quantize8.c.
  */
@@ -26,30 +26,29 @@ extern "C" {
 /* The representation of a parameter. */
 typedef enum ms_adamw_weights {
     MS_ADAMW_FP32,        /* float */
-    MS_ADAMW_BF16_MASTER, /* bf16, rounded to nearest even from a float master. The master adopts
-                             elements that other code has changed. */
-    MS_ADAMW_BF16_SPLIT,  /* a float's bits = (bf16 << 16) + low, low signed 16 bits: the bf16 is
-                             the float rounded to nearest, ties away from zero */
+    MS_ADAMW_BF16_MASTER, /* bf16, rounded to nearest even from a float master. If other code has
+                             changed an element, the master takes over its value. */
+    MS_ADAMW_BF16_SPLIT,  /* a float's bits = (bf16 << 16) + low, with 16 signed bits `low`: the
+                             bf16 is the float rounded to nearest, ties away from zero */
     MS_ADAMW_WEIGHTS_COUNT
 } ms_adamw_weights;
 
 /* The representation of the moments. */
 typedef enum ms_adamw_moments {
     MS_ADAMW_MOMENTS_FP32, /* float */
-    MS_ADAMW_MOMENTS_8BIT, /* a code of 8 bits per element and one float per block of
-                              MS_ADAMW_BLOCK elements, the largest magnitude of the block */
+    MS_ADAMW_MOMENTS_8BIT, /* an 8-bit code per element, and a float per block of MS_ADAMW_BLOCK
+                              elements: the block's largest magnitude */
     MS_ADAMW_MOMENTS_COUNT
 } ms_adamw_moments;
 
 enum {
     MS_ADAMW_BLOCK = 256,
-    /* Smaller tensors keep fp32 moments: their bytes hardly matter, and biases and norms suffer most
-     * from rounding. As in bitsandbytes. */
+    /* Smaller tensors keep fp32 moments, as in bitsandbytes: their bytes hardly matter, and biases
+     * and norms suffer most from rounding. */
     MS_ADAMW_8BIT_LEAST_ELEMENTS = 4096,
 };
 
-/* The settings of one group of parameters. Doubles become floats at the points at which torch
- * rounds them. */
+/* The settings of one group of parameters. Doubles become floats at the same points as in torch. */
 typedef struct ms_adamw_group {
     double lr;           /* >= 0 */
     double beta1, beta2; /* [0, 1) */
@@ -59,8 +58,8 @@ typedef struct ms_adamw_group {
     bool maximize;
 } ms_adamw_group;
 
-/* One tensor of the update. Arrays hold `count` elements unless said otherwise, do not overlap and
- * stay the caller's. */
+/* One tensor of the update. The caller owns the arrays. They do not overlap, and hold `count`
+ * elements unless said otherwise. */
 typedef struct ms_adamw_tensor {
     ms_adamw_weights weights;
     ms_adamw_moments moments;
@@ -77,10 +76,9 @@ typedef struct ms_adamw_tensor {
 } ms_adamw_tensor;
 
 /*
- * One AdamW update of all the tensors, by the calling thread and up to `threads` - 1 others for
- * the length of the call; fewer if the system gives none or the work is small (0 counts as 1).
- * Everything is checked before anything is written: MS_EINVAL names the tensor by its index.
- * MS_ENOMEM only before the first write.
+ * One AdamW update of all the tensors. During the call up to `threads` - 1 other threads help (0
+ * counts as 1); fewer if the work is small or threads can't be started. All checks and
+ * allocations come before the first write: MS_EINVAL names the tensor by its index, MS_ENOMEM.
  *
  * NaN and infinite gradients go through the formula as in torch. With 8-bit moments they spoil
  * their block of 256, not only their element.
@@ -88,14 +86,18 @@ typedef struct ms_adamw_tensor {
 MS_API int ms_adamw_step(const ms_adamw_group *group, const ms_adamw_tensor *tensors, size_t count, uint32_t threads,
                          ms_error *err);
 
-/* The moments of a tensor of `elements` if 8 bits (or 32) were requested. MS_EINVAL for any other
- * number of bits. */
+/* The moments of a tensor of `elements` if moments of `bits` were requested. MS_EINVAL if `bits` is
+ * neither 8 nor 32. */
 MS_API int ms_adamw_choose_moments(uint64_t elements, uint32_t bits, ms_adamw_moments *out, ms_error *err);
 
+/* Bytes of a tensor's state with moments of `bits` (8 or 32); with `is_split`, also the 16 low bits of each element of
+ * a bf16 parameter. */
+MS_API uint64_t ms_adamw_state_bytes(uint64_t elements, uint32_t bits, bool is_split);
+
 /*
- * The 8-bit codes on their own, for converting states. `is_signed` chooses the map: signed for the
- * first moment, unsigned for the second. A code is the map's nearest value, ties towards zero,
- * except that no positive second moment becomes zero: a step would then divide by eps alone.
+ * Convert between values and 8-bit codes, for converting states. `is_signed` chooses the map: signed
+ * for the first moment, unsigned for the second. A code is the map's nearest value, ties towards
+ * zero. But a positive second moment never becomes zero: a step would then divide by eps alone.
  */
 MS_API int ms_adamw_quantize(const float *values, uint64_t count, bool is_signed, uint8_t *codes, float *absmax,
                              ms_error *err);

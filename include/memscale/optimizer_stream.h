@@ -1,15 +1,15 @@
 /*
  * optimizer_stream.h - optimizer state that lives on disk and passes through memory
  * during a step: while one part is computed, the next ones are read and the last ones
- * written. The arithmetic is ms_adamw_step()'s, so parameters and state have the bits
- * of a state held in memory.
+ * written. The arithmetic is ms_adamw_step()'s, so parameters and state get the same bits
+ * as with the state in memory.
  *
- * A state is cut into chunks of at most MS_OPTIMIZER_CHUNK_BYTES. Each chunk is updated
- * as a whole, its stretch of the parameter included, or not at all, and records the number
- * of its last update. After a failure:
+ * A state is cut into chunks of at most MS_OPTIMIZER_CHUNK_BYTES. A chunk and its stretch
+ * of the parameter are updated together or not at all. Each chunk records the number of its
+ * last update. After a failure:
  *
- *   - a chunk that cannot be read (or has another checksum) has not been updated, neither
- *     on disk nor in the parameter;
+ *   - a chunk that cannot be read (or has another checksum) is unchanged, on disk and in
+ *     the parameter;
  *   - a chunk that cannot be written has been updated; its bytes stay in memory, and the
  *     next ms_optimizer_stream_begin() writes them first;
  *   - later calls in the same round do nothing and return the failure.
@@ -21,7 +21,7 @@
  * each other.
  *
  * fork(): the parent continues, also in the middle of an update. In the child the stream is
- * unusable (MS_ESTATE); closing it there frees what the child inherited and never waits.
+ * unusable (MS_ESTATE); closing it there frees the child's copies and never waits.
  *
  * Tests: tests/c/execute/test_optimizer_stream.c.
  */
@@ -36,11 +36,11 @@ extern "C" {
 
 enum {
     MS_OPTIMIZER_CHUNK_BYTES = 4 << 20,
-    /* Chunks in memory at a time: this many are read ahead, the others are being
-     * computed or written. */
+    /* Chunks in memory at a time. At most ..._AHEAD of them are read ahead; the others are
+     * being computed or written. */
     MS_OPTIMIZER_CHUNKS = 8,
     MS_OPTIMIZER_CHUNKS_AHEAD = 4,
-    /* Smaller tensors are not worth a transfer: their state stays with the caller. */
+    /* The state of smaller tensors is not worth a transfer: the caller keeps it. */
     MS_OPTIMIZER_STREAM_LEAST_ELEMENTS = 16384,
 };
 
@@ -58,7 +58,7 @@ typedef enum ms_optimizer_part {
 /* The place of the state. */
 typedef struct ms_optimizer_stream_options {
     const char *dir;     /* of the spill file; NULL: the first usual place on a real disk */
-    uint64_t cap_bytes;  /* 0: half of the free space there; UINT64_MAX: none */
+    uint64_t cap_bytes;  /* 0: half of the free space there; UINT64_MAX: no cap */
     uint64_t timeout_ns; /* on one transfer; 0: 120 s */
 } ms_optimizer_stream_options;
 
@@ -76,12 +76,12 @@ typedef struct ms_optimizer_stream ms_optimizer_stream;
 /* Whether the state of a tensor of `elements` is worth streaming. */
 MS_API bool ms_optimizer_stream_takes(uint64_t elements);
 
-/* MS_ECONFIG if the directory is unfit for a disk tier, or none is found. */
+/* MS_ECONFIG if the directory is unfit for a disk tier, or no fit one is found. */
 MS_API int ms_optimizer_stream_open(const ms_optimizer_stream_options *options, ms_optimizer_stream **stream,
                                     ms_error *err);
 MS_API void ms_optimizer_stream_close(ms_optimizer_stream *stream);
 
-/* Adds a state before its first step, all zero (the middle code, with signed codes); it takes
+/* Adds a state before its first step: all zeros (with signed codes, the middle code). It takes
  * no space yet. *id is never 0 and is never reused. */
 MS_API int ms_optimizer_stream_add(ms_optimizer_stream *stream, const ms_optimizer_form *form, uint64_t *id,
                                    ms_error *err);
@@ -95,17 +95,17 @@ MS_API int ms_optimizer_stream_part_bytes(ms_optimizer_stream *stream, uint64_t 
                                           ms_error *err);
 
 /*
- * A round: begin, one update for each tensor, end. `ids` is the expected order of updates,
- * for reading ahead; another order only costs time.
+ * A round is begin, one update for each tensor, end. `ids` is the expected order of updates,
+ * for reading ahead. Another order only costs time.
  */
 MS_API int ms_optimizer_stream_begin(ms_optimizer_stream *stream, const uint64_t *ids, size_t count, ms_error *err);
 
 /*
- * Updates one tensor. Ignores the state's arrays in `tensor`; checks weights, moments, count
- * and step (MS_EINVAL; MS_ESTATE if the state's last update is neither the one before nor
- * this one). Parameter and gradient are not used after the call. MS_EIO, MS_ENOSPC,
- * MS_ECHECKSUM, MS_ETIMEDOUT as above; a later call of the round may return a failed
- * write's error.
+ * Updates one tensor. Ignores the state's arrays in `tensor`. Checks weights, moments, count
+ * and step: MS_EINVAL; MS_ESTATE if the state's last update is neither this one nor the one
+ * before. Does not use parameter and gradient after it returns. MS_EIO, MS_ENOSPC,
+ * MS_ECHECKSUM, MS_ETIMEDOUT as above; a later call of the round may return the error of a
+ * failed write.
  */
 MS_API int ms_optimizer_stream_update(ms_optimizer_stream *stream, uint64_t id, const ms_adamw_group *group,
                                       const ms_adamw_tensor *tensor, uint32_t threads, ms_error *err);
@@ -115,16 +115,15 @@ MS_API int ms_optimizer_stream_update(ms_optimizer_stream *stream, uint64_t id, 
 MS_API int ms_optimizer_stream_end(ms_optimizer_stream *stream, ms_error *err);
 
 /*
- * Replaces a state by one in memory of `step` updates; arrays that are NULL in `source` get
- * their initial values. Not within a round (MS_ESTATE). After a failure the state is a mixture:
- * remove it.
+ * Replaces a state by `source`, a state in memory after `source->step` updates. Arrays that are
+ * NULL there get their initial values. Not within a round (MS_ESTATE). After a failure the
+ * state is a mixture: remove it.
  */
 MS_API int ms_optimizer_stream_put(ms_optimizer_stream *stream, uint64_t id, const ms_adamw_tensor *source,
                                    ms_error *err);
 
 /* Writes the arrays chunk by chunk into the file `fd`, each from its offset on (UINT64_MAX:
- * skip the array). Not within a round, nor if only some chunks have the last update
- * (MS_ESTATE). */
+ * skip the array). MS_ESTATE within a round, or if only some chunks have the last update. */
 MS_API int ms_optimizer_stream_export(ms_optimizer_stream *stream, uint64_t id, int fd,
                                       const uint64_t offsets[MS_PART_COUNT], ms_error *err);
 
@@ -140,7 +139,7 @@ typedef struct ms_optimizer_stream_stats {
 /* Fills `stats`. */
 MS_API void ms_optimizer_stream_get_stats(ms_optimizer_stream *stream, ms_optimizer_stream_stats *stats);
 
-/* The file's directory, and one line on its I/O. They live as long as the stream. */
+/* The file's directory, and one line about its I/O. They live as long as the stream. */
 MS_API const char *ms_optimizer_stream_dir(const ms_optimizer_stream *stream);
 MS_API const char *ms_optimizer_stream_description(const ms_optimizer_stream *stream);
 

@@ -18,15 +18,15 @@ extern "C" {
 
 /* ---- plan ----------------------------------------------------------------- */
 
-/* The decision on an entry's two-valued saved storages (ms_profile.two_valued). All zeros for an entry
- * that runs again or has none. */
+/* The decision on an entry's two-valued saved storages (ms_profile.two_valued). All zeros if the entry is
+ * recomputed or has none. */
 typedef struct ms_plan_packing {
     uint32_t tensors;      /* two-valued saved storages */
     uint32_t packed;       /* of those, bit-packed ones: see the entry's selection */
-    uint32_t rule;         /* ms_rule that admitted or refused it */
+    uint32_t rule;         /* ms_rule that admitted or refused packing */
     uint64_t saved_bytes;  /* freed between forward and backward by packing here */
-    uint64_t cost_ns;      /* time that this adds to the step */
-    uint32_t runner_up;    /* the alternative: none or all; `packed` if packing is not admitted */
+    uint64_t cost_ns;      /* time that packing here adds to the step */
+    uint32_t runner_up;    /* the alternative number: 0 or all; `packed` if packing is not admitted */
     uint64_t runner_up_ns; /* predicted step time with the alternative here */
     uint64_t runner_up_peak_bytes; /* its peak without a cache */
 } ms_plan_packing;
@@ -38,10 +38,10 @@ typedef struct ms_plan_entry {
     uint32_t call;
     uint32_t technique;    /* ms_technique */
     uint32_t rule;         /* ms_rule that admitted it */
-    uint32_t refusal;      /* ms_rule that refuses recomputation because of what a run has shown; 0: none */
+    uint32_t refusal;      /* ms_rule that refuses recomputation because of an observed run; 0: none */
     uint32_t selection;    /* 1 + index into ms_plan.selections; 0: none */
     uint64_t kept_bytes;   /* held between forward and backward if kept */
-    uint64_t saved_bytes;  /* freed of those by this technique */
+    uint64_t saved_bytes;  /* part of kept_bytes that this technique frees */
     uint64_t cost_ns;      /* time added to the step, overlap considered */
     uint32_t runner_up;    /* ms_technique; equal to `technique` if no other is admitted */
     uint64_t runner_up_ns; /* predicted step time with the runner-up here */
@@ -55,7 +55,7 @@ typedef struct ms_plan_option {
     bool chosen;
     uint64_t saved_bytes; /* peak bytes that the option alone frees, in this plan or if it were added */
     uint64_t cost_ns;     /* time that it adds to the step */
-    uint64_t gain_ns;     /* time that it takes off the step */
+    uint64_t gain_ns;     /* time that it removes from the step */
 } ms_plan_option;
 
 /* ---- explanation -------------------------------------------------------------- */
@@ -94,7 +94,7 @@ MS_API const char *ms_peak_kind_text(ms_peak_kind kind);
 
 enum { MS_NO_NODE = UINT32_MAX };
 
-/* Bytes of one kind that belong to one node (it saved, runs or made them). */
+/* Bytes of one kind that belong to one node: it saved them, made them or is using them. */
 typedef struct ms_peak_part {
     uint32_t kind;     /* ms_peak_kind */
     uint32_t node;     /* MS_NO_NODE if they belong to no node */
@@ -102,7 +102,7 @@ typedef struct ms_peak_part {
     uint64_t bytes;
 } ms_peak_part;
 
-/* The parts of a step; the name of each. */
+/* The parts of a step, and their names. */
 typedef enum ms_step_phase { MS_PHASE_FORWARD, MS_PHASE_BACKWARD, MS_PHASE_OPTIMIZER, MS_PHASE_COUNT } ms_step_phase;
 MS_API const char *ms_step_phase_name(ms_step_phase phase);
 
@@ -115,20 +115,21 @@ typedef struct ms_neighbour {
 
 /* The place and parts of the peak, a lower bound of the time, and the plans for other budgets. */
 typedef struct ms_explanation {
-    bool known;               /* false: the plan was made without a graph, or its document has none */
+    bool known;               /* false: the plan was made without a graph, or its document has no explanation */
     uint32_t peak_phase;      /* ms_step_phase; the node is replay.peak_node */
-    uint32_t peak_event;      /* index in the node's program, or in forward's if `peak_again` */
-    bool peak_again;          /* the node is being run again */
+    uint32_t peak_event;      /* index in the node's program; with `peak_again`, in its forward program */
+    bool peak_again;          /* the node is being recomputed */
     uint32_t part_count;
     ms_peak_part *parts;      /* largest first; their bytes sum to replay.peak_bytes */
     uint64_t timed_bytes;     /* device bytes assumed by replay.step_ns and the runner-ups' times */
-    uint64_t lower_bound_ns;  /* no plan that fits is faster; 0: not computed */
-    ms_neighbour larger;      /* at the next larger budget with another, faster candidate */
+    uint64_t lower_bound_ns;  /* every plan that fits takes at least this; 0: not computed */
+    ms_neighbour larger;      /* at the next larger budget with a faster candidate */
     ms_neighbour smaller;     /* at the next smaller budget with another candidate */
+    ms_neighbour forced;      /* of a skipped plan: what force_optimize would give; budget_bytes 0: not computed */
 } ms_explanation;
 
-/* A saved storage with exactly two values: whether it is bit-packed, the bytes this frees, and its time in
- * forward and backward together. */
+/* A saved storage with exactly two values: whether it is bit-packed, the bytes that packing frees, and its time
+ * in forward and backward together. */
 typedef struct ms_two_valued {
     uint32_t slot;
     bool packed;
@@ -137,11 +138,11 @@ typedef struct ms_two_valued {
 } ms_two_valued;
 
 /*
- * The fate of a layer's single saved storages: those that a selective technique drops, and the two-valued
- * ones that are bit-packed. Slots are the distinct storages that a call saves, in order of their first save,
- * without parameters, buffers and the batch. When backward asks for a dropped one, the operators that made it
- * run again. A dropped one stays if its bytes in the call differ, if anything writes to it, or if the call's
- * other saved tensors don't suffice to recompute it.
+ * The single saved storages of a layer that a selective technique drops, and the two-valued ones that are
+ * bit-packed. Slots are the distinct storages that a call saves, in order of their first save, without
+ * parameters, buffers and the batch. When backward asks for a dropped storage, the operators that made it run
+ * again. The executor keeps it instead if its size in the call differs, if anything writes to it, or if the
+ * call's other saved tensors don't suffice to recompute it.
  */
 typedef struct ms_selection {
     uint32_t slot_count;
@@ -157,8 +158,8 @@ typedef struct ms_plan {
     char *signature;
     ms_pressure pressure;
     ms_replay replay;            /* of this plan: the expected values */
-    ms_replay unoptimized;       /* the same step with everything kept: its peak without a cache, its time as if no
-                                  * page were returned to the system */
+    ms_replay unoptimized;       /* the same step with everything kept: its peak without a cache; its time if no
+                                  * page returned to the system */
     uint64_t reserve_bytes;      /* budget bytes needed beyond replay.peak_bytes */
     bool assumed_outputs_held;   /* the loop that the replay assumes (ms_loop) */
     bool assumed_gradients_live;
@@ -171,7 +172,7 @@ typedef struct ms_plan {
     uint64_t host_cap_bytes;     /* of the host tier; 0: unused */
     uint64_t smallest_budget_bytes; /* smallest budget that has a plan; 0: not searched (skipped). For a
                                      * forced plan: the smallest that any plan meets in this loop */
-    bool skipped;                /* comfortable fit, nothing is done */
+    bool skipped;                /* comfortable fit: everything is kept */
     bool over_target;            /* no plan meets the default target; this one is the smallest */
     char *decision_source;       /* "user_config" unless a policy chose */
     uint32_t fallback;           /* ms_technique of layers without an entry */
@@ -186,20 +187,20 @@ typedef struct ms_plan {
 /* Frees a plan. Accepts NULL. */
 MS_API void ms_plan_free(ms_plan *plan);
 
-/* A plan with one technique wherever mode and flags admit it, else keep: for warm-up steps and as a
- * yardstick. `graph` may be NULL: then entry_count is 0, `fallback` applies to every layer, and nothing is
- * cached. With MS_TECHNIQUE_COUNT, the admitted technique that frees most. MS_EINVAL for a graph without
- * nodes, MS_ENOMEM. */
+/* A plan with one technique for all nodes: for warm-up steps and comparisons. Nodes at which mode or flags refuse it
+ * are kept. MS_TECHNIQUE_COUNT stands for the admitted technique that frees most. `graph` may be NULL: then
+ * entry_count is 0, `fallback` applies to every layer, and nothing is cached. MS_EINVAL for a graph without nodes,
+ * MS_ENOMEM. */
 MS_API int ms_plan_uniform(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
                            ms_technique technique, ms_plan **plan, ms_error *err);
 
-/* The choices that a replay of the plan takes; both arrays have room for entry_count. */
+/* Copies the choices for ms_choices; both arrays have room for entry_count. */
 MS_API void ms_plan_copy_choices(const ms_plan *plan, uint8_t *techniques, uint8_t *packed);
 
 /* The chosen step options as a mask of ms_step_option. */
 MS_API uint32_t ms_plan_step_options(const ms_plan *plan);
 
-/* The plan's part for an optimizer of memscale's own. */
+/* The plan's part for an optimizer of memscale. */
 typedef struct ms_plan_optimizer {
     bool state_on_disk;
     bool releases;    /* each gradient is used and freed inside backward */
@@ -213,13 +214,18 @@ MS_API ms_plan_optimizer ms_plan_for_optimizer(const ms_plan *plan, const ms_con
 MS_API int ms_plan_parse(const char *json, ms_plan **plan, ms_error *err);
 MS_API char *ms_plan_to_json(const ms_plan *plan);
 
-/* A summary in a few lines, to be freed with ms_free(): hardware, need, budget, pressure, layers by
- * technique, predicted peak and step time. NULL if memory runs out. */
+/* One line before the plan is known: the model, the machine, budget or target, and what mode and flags allow. Free
+ * with ms_free(); NULL when out of memory. */
+MS_API char *ms_plan_intent(const ms_hardware *hardware, const ms_config *config, const char *model,
+                            uint64_t parameter_bytes);
+
+/* A summary in a few lines: hardware, need, budget, pressure, layers by technique, predicted peak and step
+ * time. Free with ms_free(); NULL when out of memory. */
 MS_API char *ms_plan_table(const ms_plan *plan, const ms_hardware *hardware);
 
-/* The reasons for node `entry`: rule, bytes freed, time added, runner-up. With entry < 0, of the whole
- * plan: the place and parts of its peak, the distance of its time from the lower bound, and the plans of
- * the next larger and smaller budgets. To be freed with ms_free(); NULL if memory runs out. */
+/* The reasons for node `entry`: rule, bytes freed, time added, runner-up. With entry < 0, the reasons for the
+ * plan: the place and parts of its peak, the distance of its time from the lower bound, and the plans for the
+ * next larger and smaller budgets. Free with ms_free(); NULL when out of memory. */
 MS_API char *ms_plan_explain(const ms_plan *plan, int64_t entry);
 
 #ifdef __cplusplus

@@ -1,6 +1,6 @@
 /*
- * rules.h - memory pressure, and the techniques that each node may use at that pressure, mode and set of
- * flags.
+ * rules.h - memory pressure, and the techniques that each node may use at that pressure, under the mode and
+ * the flags.
  *
  * The rules admit techniques; the solver (plan.h) chooses among the admitted ones. Every admission and every
  * refusal carries the rule that made it. All functions are pure and thread-safe.
@@ -19,7 +19,7 @@
 extern "C" {
 #endif
 
-/* The rules by name, with the sentence that an explanation prints. */
+/* The rules: name, and the sentence that an explanation prints. */
 #define MS_RULE_TABLE(X) \
     X(COMFORTABLE, "comfortable_fit", "the run fits comfortably: nothing is done") \
     X(KEEP_ALWAYS, "keep_always", "keeping costs no time") \
@@ -40,6 +40,8 @@ extern "C" {
     X(NOT_CHAINED, "not_chained", \
       "its first argument is not the output of the layer before, or that layer can't run again") \
     X(LAST_RESORT, "last_resort", "used only if nothing else fits the budget: it costs another forward") \
+    X(COMPILED, "compiled", \
+      "code compiled by torch.compile runs in the layer: it can run again, but not operator by operator") \
     X(NO_MAKERS, "no_makers", "none of the layer's saved tensors can be recomputed by single operators") \
     X(TOO_SMALL, "too_small", "too few saved bytes to be worth a transfer") \
     X(NO_DISK, "no_disk", "there is no usable disk directory") \
@@ -74,40 +76,42 @@ typedef struct ms_pressure {
     uint64_t need_bytes;     /* predicted peak with every node kept, no cache */
     uint64_t allowed_bytes;  /* the budget, or the target share of the device */
     uint64_t permille;       /* 1000 x need / allowed */
-    bool budget_given;       /* the user's; a plan that exceeds it is an error */
+    bool budget_given;       /* by the user; a plan that exceeds it is an error */
     bool comfortable;        /* below the skip threshold and not forced */
     bool forced;             /* force_optimize without a binding budget */
 } ms_pressure;
 
-/* A comfortable fit needs at most 85% of the allowed bytes. Up to 110%, pressure is low: nodes that save
- * less than a quarter of the largest node's bytes stay as they are. */
+/* A comfortable fit needs at most 85% of the allowed bytes. Up to 110% pressure is low: nodes that save less
+ * than a quarter of the largest node's bytes are kept. */
 enum { MS_COMFORTABLE_PERMILLE = 850, MS_LOW_PRESSURE_PERMILLE = 1100 };
 
-/* The pressure of a run that would need `need_bytes`. Pure. */
+/* The pressure of a run that needs `need_bytes`. Pure. */
 MS_API void ms_pressure_of(uint64_t need_bytes, const ms_hardware *hardware, const ms_config *config,
                            ms_pressure *pressure);
 
-/* The most bytes a plan may put on each tier: the configured cap, else half of the disk's free bytes and
- * all of the available host memory. 0 if the tier can't be used: the directory is unfit, or training runs
- * in host memory. */
+/* The most bytes that a plan may put on each tier: the configured cap; else half of the disk's free bytes, or
+ * all available host memory. 0 if the tier can't be used: the directory is unfit, or training runs in host
+ * memory. */
 enum { MS_DISK_SHARE_PERMILLE = 500 };
 MS_API uint64_t ms_rules_disk_cap(const ms_hardware *hardware, const ms_config *config);
 MS_API uint64_t ms_rules_host_cap(const ms_hardware *hardware, const ms_config *config);
+/* The part of the host's cap that an engine would pin: the configured pool, else half of the available memory. */
+MS_API uint64_t ms_rules_pinned(const ms_hardware *hardware, const ms_config *config);
 
 /* The techniques admitted at one node, and the rule behind each answer. */
 typedef struct ms_admission {
     uint32_t techniques;                  /* a bit for each ms_technique admitted */
-    uint32_t under_pressure;              /* the same without MS_RULE_LOW_PRESSURE */
+    uint32_t under_pressure;              /* the same, if MS_RULE_LOW_PRESSURE did not apply */
     uint32_t rule[MS_TECHNIQUE_COUNT];    /* the ms_rule that admitted or refused each */
     uint64_t saved_bytes;                 /* held between forward and backward if kept */
-    uint64_t offload_bytes;               /* of those, in storages large enough to move */
+    uint64_t offload_bytes;               /* part of them: in storages large enough to move */
     bool packs;                           /* its two-valued storages may be bit-packed */
-    uint32_t packing_rule;                /* the ms_rule that admitted or refused that */
+    uint32_t packing_rule;                /* the ms_rule that admitted or refused packing */
 } ms_admission;
 
 /*
- * Judges every node: `admissions` is an array of graph->node_count. Pure and deterministic. With
- * pressure->comfortable only KEEP is admitted. MS_EINVAL if a node has no profile.
+ * Judges every node; `admissions` has room for graph->node_count. Pure and deterministic. If
+ * pressure->comfortable, only KEEP is admitted. MS_EINVAL if a node has no profile.
  */
 MS_API int ms_rules_admit(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
                           const ms_pressure *pressure, ms_admission *admissions, ms_error *err);

@@ -1,10 +1,10 @@
 /*
- * technique.h - what can be done with the tensors that a layer saves for backward.
+ * technique.h - the techniques for the tensors that a layer saves for backward.
  *
  * One table, a row for each technique. Rules, simulator, search, executor, the extension, Python, the
  * report and the policy read its columns; none of them knows a technique by its place in the list. The
- * value is stable within a build only: documents hold the name. It is a bit number in masks, so there
- * are at most 32.
+ * number of a technique may change between builds, so documents hold the name. The number is a bit in
+ * masks, so there are at most 32.
  *
  * All functions are pure and thread-safe; the strings they return live as long as the library.
  * Tests: tests/c/rules/test_technique.c.
@@ -35,24 +35,24 @@ enum { MS_SELECTIVE_SETS = 4, MS_NESTING_MOST = 3 };
  *   id, name     the enumerator MS_TECHNIQUE_<id>; the word in documents
  *   replays      the whole layer runs again in backward, from its arguments
  *   rest         where the tensors that are not dropped wait (ms_rest, without its prefix)
- *   set          which set of saved tensors single operators recompute; 0: none
+ *   set          the set of saved tensors that single operators recompute; 0: none
  *   nesting      the level at which the layers before recompute its first argument, see below; 0: it is kept
  *   joined       the layer before runs again together with this one and gives it its first argument
  *   moves_input  the arguments wait on the next lower tier
  *   colour       in the report
- *   text         what happens to the saved tensors, for people
+ *   text         for people: the fate of the saved tensors
  *
- * A layer whose first argument is the output of the layer before, by identity, need not keep it if the
- * layer before is replayed too. There are two ways to get it back:
- * - joined: the layer before is replayed up to its output when this layer asks for it, and both keep
- *   what they saved. They run again once, as one.
- * - nesting: a run of the layers before recomputes it, and keeps arguments only. The run starts at
- *   the nearest layer before that has its argument. It keeps the arguments of the layers that have the
- *   smallest nesting among those it passes. So one run over the segment serves the layers of nesting 1;
- *   a run between two of those serves the layers of nesting 2 while backward is there; and so on. Each
- *   level costs up to one more forward, and its arguments live only while backward is inside it.
+ * If a layer's first argument is the output of the layer before, by identity, and the layer before is
+ * replayed too, the argument need not be kept. There are two ways to recompute it:
+ * - joined: when this layer asks for it, the layer before is replayed up to its output. Both keep the
+ *   tensors that they save, so each runs again only once.
+ * - nesting: a run of the layers before recomputes it, and keeps only arguments. The run starts at the
+ *   nearest layer before that has its argument. It keeps the arguments of the layers with the smallest
+ *   nesting among those it passes. So one run over the segment serves the layers of nesting 1; a run
+ *   between two of those serves the layers of nesting 2 while backward is there; and so on. Each level
+ *   costs up to one more forward, and its arguments live only while backward is inside it.
  *
- * KEEP comes first: it is what every fallback means.
+ * KEEP comes first: every fallback is KEEP.
  */
 #define MS_SELECTIVE_ROWS(X, id, name, rest, colour, text) \
     X(SELECTIVE_1##id, "selective_1" name, 0, rest, 1, 0, 0, 0, colour, \
@@ -92,7 +92,7 @@ typedef enum ms_technique {
         MS_TECHNIQUE_COUNT
 } ms_technique;
 
-/* A row of the table; see there. */
+/* A row of the table above. */
 typedef struct ms_technique_row {
     const char *name, *text, *colour;
     ms_rest rest;
@@ -112,7 +112,7 @@ MS_API int ms_technique_parse(const char *name, ms_technique *technique);
 /* The word in documents; "unknown" for a value outside the table. */
 MS_API const char *ms_technique_name(ms_technique technique);
 
-/* Whether anything goes to a lower tier: saved tensors or arguments. */
+/* Whether saved tensors or arguments go to a lower tier. */
 MS_API bool ms_technique_moves(ms_technique technique);
 
 /* Whether the layers before recompute the first argument (joined or nested). */

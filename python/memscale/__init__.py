@@ -18,10 +18,13 @@ _PUBLIC = {
     "optimize": "api",
     "plan": "api",
     "trace": "api",
+    "stream": "api",
     "apply_all_optimizations": "api",
     "AutoTuner": "autotuning",
     "OOMPredictor": "autotuning",
     "estimate_savings": "autotuning",
+    "connect": "observability.hosted",
+    "disconnect": "observability.hosted",
     "enable_telemetry": "observability.telemetry",
     "disable_telemetry": "observability.telemetry",
     "Config": "config",
@@ -39,13 +42,15 @@ _PUBLIC = {
 _PACKAGES = ("optim", "policy", "techniques")
 
 # Modules that are attributes too. Their names are listed above or in their own documents.
-_MODULES = ("errors", "integrations")
+_MODULES = ("core", "errors", "integrations", "offload")
 
 __all__ = [*_PUBLIC, *_PACKAGES, "__version__"]
 
 if TYPE_CHECKING:
+    from . import core as core
     from . import errors as errors
     from . import integrations as integrations
+    from . import offload as offload
     from . import optim as optim
     from . import policy as policy
     from . import techniques as techniques
@@ -53,6 +58,7 @@ if TYPE_CHECKING:
     from .api import detach as detach
     from .api import optimize as optimize
     from .api import plan as plan
+    from .api import stream as stream
     from .api import trace as trace
     from .api import wrap as wrap
     from .autotuning import AutoTuner as AutoTuner
@@ -79,6 +85,8 @@ if TYPE_CHECKING:
     from .errors import (
         ProfileError as ProfileError,
     )
+    from .observability.hosted import connect as connect
+    from .observability.hosted import disconnect as disconnect
     from .observability.telemetry import disable_telemetry as disable_telemetry
     from .observability.telemetry import enable_telemetry as enable_telemetry
 

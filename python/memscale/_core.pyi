@@ -78,6 +78,7 @@ class Execution:
         stream_count: int = 0,
         write_bytes_per_s: int = 0,
         read_bytes_per_s: int = 0,
+        pageable_bytes_per_s: tuple[int, int] = (0, 0),
     ) -> None:
         """Opens the lower tier with a plan's caps. With a `device_kind` it takes storages of that GPU, else of the
         CPU. Opens nothing if both caps are 0. Raises OffloadError.
@@ -90,7 +91,7 @@ class Execution:
         """Sets the function to call at the first unpack of a backward."""
     def set_observer(self, call: Callable[[torch.Tensor], Any] | None, /) -> None:
         """Sets the function to call with each tensor saved in a region. It returns a token, which lives as long as the
-        handle; every unpack calls the token's unpacked().
+        handle; every unpack calls the token's unpacked(), and its given() with the tensor or None.
         """
     def set_overlap(self, wanted: bool, /) -> None:
         """Sets whether a GPU's transfers overlap the computation."""
@@ -104,6 +105,13 @@ class Execution:
         """Counts and bytes of the objects that are live now."""
     def tier(self) -> str | None:
         """One line about the lower tier; None if it is not open."""
+
+class GeneratorMemory:
+    """The memory in which a random generator keeps its state."""
+    def read(self) -> bytes:
+        """What lies in the places; the object of the last read if nothing has changed."""
+    def write(self, content: bytes, /) -> None:
+        """Puts back what read() returned, with the lock held; nothing is written if nothing has changed."""
 
 class OptimizerStream:
     """Optimizer state on disk. Raises OffloadError if a read or write fails, ConfigError if the directory or cap is
@@ -220,6 +228,10 @@ class Trace:
         """Reports that autograd released a saved tensor."""
     def enter(self, name: str, call: int, /) -> int:
         """Begins a layer's call; returns its node."""
+    def expect_adamw(self, elements: int, bits: int, is_split: bool, /) -> None:
+        """Reports that memscale's AdamW, which is not traced, will have the state of a parameter, with moments of
+        these bits, and its low bits if it is split.
+        """
     def finish(self) -> str:
         """Ends the trace; returns the graph as JSON."""
     def flag(self, node: int, name: str, /) -> None:
@@ -234,8 +246,8 @@ class Trace:
         """Ends the linear layer's backward; `key` is the gradient of its input."""
     def head_used(self, head: int, loss: int, /) -> None:
         """Confirms that only this cross entropy reads the linear layer's output."""
-    def input(self, key: int, /) -> None:
-        """Reports a tensor argument of the open layer."""
+    def input(self, key: int, /) -> int:
+        """Reports a tensor argument of the open layer; its storage's place among the inputs, -1 if none."""
     def leave(self) -> None:
         """Ends the layer's call."""
     def live_bytes(self) -> int:
@@ -252,16 +264,9 @@ class Trace:
         """Reports that the caller computes the loss outside the model."""
     def made(self, inputs: tuple[int, ...], outputs: tuple[int, ...], runs_again: bool, /) -> None:
         """Reports the storages that the last operator read and made, and whether it can run again."""
-    def op(
-        self,
-        name: str,
-        inputs: tuple[Any, ...],
-        outputs: tuple[Any, ...],
-        takes_workspace: bool = False,
-        /,
-    ) -> None:
-        """Reports an operator; operands are tuples (shape, bytes[, is_bool]). `takes_workspace`: it ran on a CPU with
-        operands in the default layout, so it may have allocated a workspace.
+    def op(self, name: str, inputs: tuple[Any, ...], outputs: tuple[Any, ...], copied: int | None = None, /) -> None:
+        """Reports an operator; operands are tuples (shape, bytes[, elements]). If `copied` is a number, the operator
+        ran on a CPU and may have allocated a workspace; bit i says that it copied input i first.
         """
     def optimizer_unknown(self) -> None:
         """Discards the optimizer's step, which failed under the trace; begins the phase done."""
@@ -387,6 +392,19 @@ def fault_passed(kind: str, /) -> int:
 def float_control() -> int:
     """The processor's bits for this thread: how it rounds, and whether it flushes denormals."""
 
+def generator_memory(places: tuple[tuple[object, int, int], ...], lock: Any, /) -> GeneratorMemory:
+    """The memory of a random generator: tuples of the object that owns it, its address and its bytes. `lock` is held
+    to write, unless it is None. The caller vouches for the addresses.
+    """
+
+def gpu_trial_next(trial: int, room_bytes: int, size: int, repeats: int, ns: int, /) -> tuple[int, int, int]:
+    """Size and repeats of the next try after one that took `ns`; all three are 0 at first. No repeats: the trial has
+    ended, and the third number is its rate, or 0.
+    """
+
+def gpu_trials() -> list[tuple[str, str, bool]]:
+    """Work, dtype and whether host memory is pinned, of each trial that finds a rate of a GPU."""
+
 def graph_add_tiled(graph: str, tiled: str, /) -> str:
     """The graph with the tiled programs of the same layers in `tiled`, a graph traced in tiles, if the two match."""
 
@@ -399,6 +417,16 @@ def graph_check(json: str, /) -> None:
 def graph_hold(graph: str, layers: list[str], /) -> str:
     """The graph with these layers marked as not repeatable."""
 
+def graph_measure(
+    graph: str,
+    calls: list[tuple[str, int, list[int], list[int], list[int], int, int, int, int, int]],
+    on_host: bool,
+    /,
+) -> str:
+    """The graph with what calls of compiled layers were seen to do: layer, call, saved arguments' places, bytes of
+    saved outputs and of other saved storages, live bytes, peaks and times of both passes.
+    """
+
 def guarded(function: Callable[..., Any], /, *args: Any) -> Any:
     """Calls function(undo, *args). Then undoes the changes noted in the Undo, exception or not, in one call that
     nothing can interrupt.
@@ -407,18 +435,30 @@ def guarded(function: Callable[..., Any], /, *args: Any) -> Any:
 def hardware_check(json: str, /) -> str:
     """The description as the library writes it. Raises MemScaleError if it is invalid."""
 
-def hardware_grow_process(hardware: str, expected_bytes: int, /) -> str:
-    """The description with this process's present baseline and `expected_bytes` that it will also hold. Unchanged for
-    a GPU.
+def hardware_grow_by(hardware: str, before: int, after: int, /) -> str:
+    """The description with the baseline grown by what memory beside tensors has grown."""
+
+def hardware_grow_process(hardware: str, expected_bytes: int, allocated_bytes: int, /) -> str:
+    """The description with this process's present baseline and `expected_bytes` that it will also hold. On a GPU,
+    where `allocated_bytes` are allocated now, the baseline grows by no more than these.
     """
+
+def hardware_load_gpu_rates(hardware: str, gpu: int, key: str, /) -> str | None:
+    """The description with the cached rates of a GPU; None if the cache has none."""
 
 def hardware_probe(
     disk_dir: str | None = None,
     cache_dir: str | None = None,
     no_cache: bool = False,
     no_measure: bool = False,
+    no_gpus: bool = False,
 ) -> str:
-    """JSON of this machine. Raises ConfigError if disk_dir is unfit for the disk tier."""
+    """JSON of this machine; with no_gpus no driver is asked. Raises ConfigError if disk_dir is unfit for the disk
+    tier.
+    """
+
+def hardware_set_gpu_rates(hardware: str, gpu: int, key: str, rates: list[int], /) -> str:
+    """The description with measured rates, one for each trial, which the cache keeps if none is 0."""
 
 def hardware_set_process(
     hardware: str,
@@ -531,6 +571,9 @@ def loss_scale_default() -> tuple[float, int]:
 def loss_scale_update(scale: float, finite_steps: int, is_finite: bool, /) -> tuple[float, int]:
     """The loss scale and count of finite steps after an optimizer's step."""
 
+def memory_beside_tensors() -> int:
+    """Resident bytes of this process beside its tensors."""
+
 def memory_live() -> tuple[int, int]:
     """Bytes and blocks of memory that the library has allocated."""
 
@@ -542,6 +585,9 @@ def operator_is_maker(name: str, is_pointwise: bool, /) -> bool:
 
 def operator_row_kind(name: str, is_pointwise: bool, /) -> str:
     """How the operator treats rows: mix, each, product or seen."""
+
+def operator_takes_workspace(name: str, /) -> bool:
+    """Whether an operator of that name may take memory beside operands and results on a CPU."""
 
 def optimizer_stream_takes(elements: int, /) -> bool:
     """Whether a state of this size is worth streaming."""
@@ -573,6 +619,9 @@ def plan_for_optimizer(plan: str | None, config: str, /) -> tuple[bool, bool, bo
     them. All false without a plan.
     """
 
+def plan_intent(hardware: str, config: str, model: str, parameter_bytes: int, /) -> str:
+    """One line before the plan is known: machine, budget, and what mode and flags allow."""
+
 def plan_make(graph: str, hardware: str, config: str, /) -> str:
     """The plan for three JSON documents. Raises BudgetInfeasibleError if none fits."""
 
@@ -583,8 +632,10 @@ def plan_observe(
     plan: str,
     observation: dict[str, Any],
     /,
-) -> tuple[str, str, str, str]:
-    """Compares a finished step with the plan: the kind of drift, a log line, and the corrected graph and hardware."""
+) -> tuple[str, str, str, str, bool]:
+    """Compares a finished step with the plan: the kind of drift, a log line, the corrected graph and hardware, and
+    whether the step exceeded the budget.
+    """
 
 def plan_precision(
     plain: str | None,
@@ -618,11 +669,42 @@ def plan_uniform(graph: str | None, hardware: str, config: str, technique: str |
     layers not known yet.
     """
 
+def plan_window(graph: str, hardware: str, config: str, streaming: tuple[int, int, int], /) -> tuple[str, str, int]:
+    """Chooses how many bytes of streamed parameters (total, least, trained) stay in memory: the log's line, the
+    hardware and the window.
+    """
+
+def policy_as_configured(config: str, graph: str | None, hardware: str | None, /) -> str:
+    """The decision if stage 1 does not run, as JSON."""
+
+def policy_choice(policy: object | None, context: list[int], /) -> tuple[str, str, int]:
+    """Source, the strategy's name and the permille of a second search; the rules' without a policy."""
+
+def policy_context(graph: str, hardware: str, config: str, /) -> list[int]:
+    """The features of a run, in the order of the table."""
+
+def policy_costs(policy: object, context: list[int], /) -> list[int]:
+    """The predicted cost of each of the policy's strategies."""
+
 def policy_load(artifact: str, /) -> object:
     """Loads a trained policy. Raises MemScaleError if the text is invalid."""
 
+def policy_outcomes(
+    graph: str,
+    hardware: str,
+    config: str,
+    /,
+) -> tuple[list[int], list[tuple[bool, int, int, int, int]]]:
+    """The context, and for each strategy of the table: fits, care, step_ns, peak_bytes, replayed_events."""
+
 def policy_seal(policy: str, /) -> str:
     """Wraps a policy's JSON into an artifact."""
+
+def policy_shipped() -> str:
+    """The built-in artifact."""
+
+def policy_tables() -> tuple[list[str], list[tuple[str, str, bool, bool, int]]]:
+    """Names of the features; the strategies: name, mode, recomputes, moves, permille of the search."""
 
 def predict_hf_graph(config: str, batch: int, seq: int, /) -> str:
     """The graph of a training step of a Hugging Face model with sequences of `seq` tokens. `config` is the text of its
@@ -634,6 +716,31 @@ def process_memory() -> dict[str, int]:
 
 def progress_line(history: object, /) -> str | None:
     """One line about the run after its last step; None before the first."""
+
+def push_add(push: object, path: str, is_found: bool, /) -> None:
+    """Adds a log. Nobody is told of a file that is no log if it `is_found` and not named by the user."""
+
+def push_add_spool(push: object, folder: str, own: str | None, /) -> None:
+    """Adds the files of a spool that begin with `own`, and those whose writers have gone."""
+
+def push_answered(push: object, status: int, retry_after: int, body: bytes, /) -> None:
+    """The answer to the request: status 0 if none came, seconds of Retry-After or 0, body."""
+
+def push_counts(push: object, /) -> dict[str, int]:
+    """Runs, steps, refused runs and requests so far."""
+
+def push_new(project: str | None, name: str | None, is_ended: bool, patience_s: float, /) -> object:
+    """What sends logs: under a project and name (None: the log's own). `is_ended`: the logs grow no more. It stops if
+    nothing was taken for `patience_s` (0: never).
+    """
+
+def push_news(push: object, /) -> list[str]:
+    """Lines since the last call that the user should read."""
+
+def push_next(push: object, /) -> tuple[str, float, str, str | None, bytes]:
+    """The state (send, wait, idle, stopped), seconds to wait, the request's path or the reason of a stop, the
+    request's key, its body.
+    """
 
 def put_content(container: object, content: object, /) -> None:
     """Puts what content() returned back in its place."""
@@ -669,6 +776,14 @@ def reset_peak_rss() -> None:
 def savings(graph: str, hardware: str, config: str, is_absent: bool, /) -> str:
     """The bytes that each mode can save, as JSON."""
 
+def server_token(token: str, /) -> None:
+    """Raises ConfigError for a text that can't be a token."""
+
+def server_url(text: str, allow_http: bool, /) -> tuple[bool, str, int, str]:
+    """Whether a server's address is https, its host, port and path. Raises ConfigError for an address that a token
+    must not be sent to.
+    """
+
 def set_float_control(bits: int, /) -> None:
     """Sets bits that float_control() returned."""
 
@@ -693,8 +808,56 @@ def signature_learn(signature: str, graph: str, other: str, other_graph: str, /)
 def signature_without_numbers(signature: str, dropped: str | None = None, /) -> str:
     """The signature with '#' for numbers that are values of arguments: all, or those that are '#' in `dropped`."""
 
+def spool_begin(spool: object, line: str, /) -> int:
+    """Begins a run with its first line, and gives its number."""
+
+def spool_has_dropped(spool: object, /) -> bool:
+    """Whether lines that had not been sent were removed to make room."""
+
+def spool_open(folder: str, most_bytes: int, own: str, /) -> object:
+    """A bounded folder of runs' lines; names of its files begin with `own`. Closed when it is collected."""
+
+def spool_write(spool: object, run: int, line: str, is_last: bool, /) -> None:
+    """Adds a line to a run, which ends with its last one."""
+
 def storage_bytes(tensors: list[torch.Tensor], /) -> int:
     """Bytes of the tensors' distinct storages."""
+
+def streamed_begin(directory: str, /) -> None:
+    """New tensors become maps of files in `directory`."""
+
+def streamed_bytes(addresses: list[int], /) -> int:
+    """Bytes of the streamed blocks at these addresses."""
+
+def streamed_drop() -> None:
+    """Drops all pages; they come back when they are used."""
+
+def streamed_end() -> None:
+    """Ends one streamed_begin()."""
+
+def streamed_failure() -> None:
+    """Raises the reason of the last failed allocation, if there was one."""
+
+def streamed_keep(addresses: list[int], /) -> None:
+    """Keeps these blocks resident, in place of those kept before."""
+
+def streamed_layers_add(layers: object, addresses: list[int], /) -> None:
+    """Adds the next layer, by the addresses of its storages."""
+
+def streamed_layers_enter(layers: object, number: int, in_backward: bool, /) -> None:
+    """Makes a layer resident and asks for the one after it."""
+
+def streamed_layers_least_bytes(layers: object, /) -> int:
+    """The smallest sensible window beside kept blocks."""
+
+def streamed_layers_new() -> object:
+    """The order of a model's layers."""
+
+def streamed_set_window(window_bytes: int, /) -> None:
+    """Sets the most resident bytes, and drops down to them."""
+
+def streamed_stats() -> dict[str, int]:
+    """Keys: blocks, total_bytes, resident_bytes, kept_bytes, window_bytes, fetched_bytes, dropped_bytes."""
 
 def team_threads() -> int:
     """Threads that OpenMP would use in this thread, 0 without OpenMP."""
@@ -726,3 +889,6 @@ def unpack_input(handle: Saved, /) -> torch.Tensor:
 
 def version() -> str:
     """Version of the library."""
+
+def workspace_bytes(name: str, inputs: tuple[Any, ...], outputs: tuple[Any, ...], copied: int, /) -> int:
+    """The bound of what an operator takes beside operands and results; operands and `copied` as in Trace.op()."""

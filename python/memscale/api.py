@@ -1,4 +1,4 @@
-"""The public functions: wrap, detach, optimize, plan, trace.
+"""The public functions: wrap, detach, optimize, plan, trace, stream.
 
 Each checks its arguments, sets up a session (model, machine, plan) and an executor (which applies
 the plan), and ties their lifetimes to the model. See docs/guide.md.
@@ -7,12 +7,14 @@ the plan), and ties their lifetimes to the model. See docs/guide.md.
 from __future__ import annotations
 
 import dataclasses
+import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .config import AsyncOffloadConfig, Config, check_config
-from .errors import IntegrationError, ProfileError
+from .config import AsyncOffloadConfig, Config, OptimizationMode, check_config
+from .errors import ConfigError, IntegrationError, ProfileError
 
 if TYPE_CHECKING:
     import torch
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from .execution.executor import Executor
     from .planning.execution_plan import ExecutionPlan
     from .tracing.model_graph import ModelGraph
+
+_log = logging.getLogger("memscale")
 
 Target = TypeVar("Target")
 
@@ -34,8 +38,9 @@ def wrap(
     """Plans and applies memory optimizations to a model's training; returns the same object.
 
     Args:
-        target: an `nn.Module`; a Hugging Face `Trainer`, whose model is wrapped; or a Lightning
-            `Trainer`, which wraps a module while it fits it.
+        target: an `nn.Module`; a Hugging Face `Trainer`, whose model is wrapped; a Lightning
+            `Trainer`, which wraps a module while it fits it; or any other object that trains the
+            module in its ``.model`` by its ``.train()``.
         config: the budget and the allowed techniques; `Config()` if None. It is never changed.
         sample_input: arguments like those of a training forward: a tensor, a tuple of positional
             arguments or a dict of keyword arguments. A list holds several samples, such as the
@@ -69,7 +74,9 @@ def wrap(
         return wrap_trainer(target, checked, sample_input)
     if is_lightning_trainer(target):
         return wrap_lightning_trainer(target, checked, sample_input)
-    wrap_module(_as_module(target, "wrap"), checked, sample_input)
+    inner = _inner_model(target)
+    _as_module(inner, "wrap")
+    wrap_module(inner, checked, sample_input)
     return target
 
 
@@ -89,7 +96,7 @@ def detach(model: torch.nn.Module) -> torch.nn.Module:
         return unwrap_trainer(model)
     if is_lightning_trainer(model):
         return unwrap_lightning_trainer(model)
-    unwrap_module(_as_module(model, "detach"))
+    unwrap_module(_as_module(_inner_model(model), "detach"))
     return model
 
 
@@ -113,7 +120,8 @@ def optimize(
 
     checked = effective_config(check_config(config), None, None)
     _check_optimizer(optimizer)
-    executor = wrap_module(_as_module(model, "optimize"), checked, sample_input, optimizer)
+    _as_module(model, "optimize")
+    executor = wrap_module(model, checked, sample_input, optimizer)
     try:
         yield executor
     finally:
@@ -125,6 +133,11 @@ def apply_all_optimizations(
 ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     """Wraps `model` and, with ``use_8bit_optimizer``, replaces the optimizer by one with 8-bit state.
 
+    Without a config the whole stack is applied: BF16 where it gains (FP16 on GPUs without it), 8-bit state if the
+    optimizer is an AdamW, and, as far as the run needs them, recomputation, offloading, tiles, a chunked loss head, and
+    gradient release where the loop allows it. Losses then differ from the unwrapped run's within what these techniques
+    promise. With a config, what it says is applied.
+
     Step the returned optimizer from then on. It takes over the hyperparameters, the state and the groups of the given
     one. The groups stay the same objects, so schedulers that hold the old optimizer still work. Without the flag the
     given optimizer is returned; if it is one of `memscale.optim`, a plan may put its state on disk or let it
@@ -135,7 +148,7 @@ def apply_all_optimizations(
 
     Raises:
         TypeError: `model` is not an `nn.Module`, or `optimizer` not a `torch.optim.Optimizer`.
-        IntegrationError: the flag is set and the optimizer is not an AdamW.
+        IntegrationError: the config's flag is set and the optimizer is not an AdamW.
         MemScaleError: as `wrap()`. The model is then not wrapped and the optimizer unchanged.
 
     Example:
@@ -147,18 +160,36 @@ def apply_all_optimizations(
     if optimizer is None:
         raise TypeError("memscale.apply_all_optimizations() takes a torch.optim.Optimizer, not None")
     _check_optimizer(optimizer, "apply_all_optimizations")
-    module = _as_module(model, "apply_all_optimizations")
-    checked = effective_config(check_config(config), None, None)
-    if not checked.use_8bit_optimizer:
-        wrap_module(module, checked, None, optimizer)
-        return model, optimizer
-    from .optim.replace import successor_with_8bit_state, take_over
+    _as_module(model, "apply_all_optimizations")
+    checked = effective_config(_whole_stack() if config is None else check_config(config), None, None)
+    successor = _with_8bit_state(optimizer, config is not None) if checked.use_8bit_optimizer else optimizer
+    # The flag has taken effect here.
+    wrap_module(model, dataclasses.replace(checked, use_8bit_optimizer=False), None, successor)
+    if successor is not optimizer:
+        from .optim.replace import take_over
 
-    successor = successor_with_8bit_state(optimizer)
-    # The flag has taken effect here. wrap_module() would warn that it has no effect.
-    wrap_module(module, dataclasses.replace(checked, use_8bit_optimizer=False), None, successor)
-    take_over(successor, optimizer)
+        take_over(successor, optimizer)
     return model, successor
+
+
+def _whole_stack() -> Config:
+    """Every technique on; the plan uses those that the run needs."""
+    return Config(
+        mode=OptimizationMode.AGGRESSIVE, enable_tiling=True, use_mixed_precision=True, use_8bit_optimizer=True
+    )
+
+
+def _with_8bit_state(optimizer: torch.optim.Optimizer, must: bool) -> torch.optim.Optimizer:
+    """The optimizer's successor with 8-bit state. If there is none, raises if it `must` be, else warns."""
+    from .optim.replace import successor_with_8bit_state
+
+    try:
+        return successor_with_8bit_state(optimizer)
+    except (IntegrationError, ConfigError) as error:
+        if must:
+            raise
+        _log.warning("apply_all_optimizations: %s; it trains on with its own state", error)
+        return optimizer
 
 
 def plan(model: torch.nn.Module, sample_input: Any, config: Config | None = None) -> ExecutionPlan:
@@ -221,6 +252,35 @@ def trace(model: torch.nn.Module, sample_input: Any, optimizer: torch.optim.Opti
 
 
 @contextmanager
+def stream(directory: str | os.PathLike[str] | None = None) -> Iterator[None]:
+    """A ``with`` block that makes a model whose parameters need not fit into memory.
+
+    Inside the block, every new CPU tensor of 128 KiB and more is a map of an unnamed file, and leaves memory while it
+    is not used. The model is made by its own code and initialised with the same random numbers, so its parameters have
+    the same bits as without the block. Afterwards it is an ordinary model: any code may read and write its
+    parameters, at any time. `wrap()` plans how much of it stays in memory, and fetches the rest layer by layer.
+
+    Args:
+        directory: a directory on a disk with room for the parameters; the disk tier's if None. The files have no
+            names: they are gone when the model is, or when the process is killed.
+
+    Raises:
+        ConfigError: `directory` can't be used, or is on a memory file system.
+        MemScaleError: torch's CPU allocator could not be taken over, or another directory is in use.
+        OffloadError: the disk had no room for a tensor.
+
+    Example:
+        >>> with memscale.stream():
+        ...     model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(4)))
+        >>> model = memscale.wrap(model, memscale.Config(memory_budget_gb=4.0))
+    """
+    from .session.streaming import Streaming
+
+    with Streaming(directory):
+        yield
+
+
+@contextmanager
 def _saying_what_wrap_does() -> Iterator[None]:
     try:
         yield
@@ -242,8 +302,20 @@ def _check_optimizer(optimizer: Any, caller: str = "optimize") -> None:
         )
 
 
+def _inner_model(target: Any) -> Any:
+    """The model of an object that trains one, else `target` itself. A module may have `.model` and `.train` too."""
+    import torch
+
+    if isinstance(target, (torch.nn.Module, type)) or not callable(getattr(target, "train", None)):
+        return target
+    model = getattr(target, "model", None)
+    return model if isinstance(model, torch.nn.Module) else target
+
+
 def _as_module(target: Any, caller: str) -> torch.nn.Module:
     import torch
+
+    from .session.setup import inside_compiled
 
     if isinstance(target, torch.nn.parallel.DistributedDataParallel):
         raise IntegrationError(
@@ -251,12 +323,16 @@ def _as_module(target: Any, caller: str) -> torch.nn.Module:
             "construct DistributedDataParallel(memscale.wrap(module, ...))"
         )
     if isinstance(target, torch.nn.Module):
-        return target
+        return inside_compiled(target)
     if isinstance(target, type):
         raise TypeError(
             f"memscale.{caller}() takes an instance of a torch.nn.Module, not the class {target.__qualname__} itself"
         )
-    also = " or a Trainer of Hugging Face or Lightning" if caller in ("wrap", "detach") else ""
+    also = (
+        " or a Trainer (of Hugging Face, of Lightning, or any object with .model and .train)"
+        if caller in ("wrap", "detach")
+        else ""
+    )
     raise TypeError(
         f"memscale.{caller}() takes a torch.nn.Module{also}, not {type(target).__module__}.{type(target).__qualname__}"
     )

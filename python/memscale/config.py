@@ -25,8 +25,8 @@ _VERSION = 1
 _PATH_FIELDS = ("log_file", "disk_offload_dir")
 
 
-class OptimizationMode(str, Enum):  # noqa: UP042 (str() of a StrEnum hides that it is a member)
-    """How far memscale may go. Members compare equal to their strings."""
+class OptimizationMode(str, Enum):
+    """The techniques that memscale may use. Members compare equal to their strings."""
 
     CONSERVATIVE = "conservative"
     """Recompute layers in backward, and nothing else."""
@@ -41,9 +41,17 @@ Class = TypeVar("Class", bound=type)
 
 def _names_misspelled_fields(cls: Class) -> Class:
     """Makes a dataclass refuse an unknown field with the C library's message, which suggests the
-    field that was probably meant."""
+    field that was probably meant: in its constructor, in an assignment and when it is read."""
     construct = cls.__init__  # type: ignore[misc]
     known = {field.name for field in dataclasses.fields(cls)}
+
+    def __getattr__(self: Any, name: str) -> Any:  # called only if there is no such attribute
+        raise AttributeError(name if name.startswith("__") else _no_such_field(cls.__name__, name))
+
+    def __setattr__(self: Any, name: str, value: Any) -> None:
+        if name not in known:
+            raise AttributeError(_no_such_field(cls.__name__, name))
+        object.__setattr__(self, name, value)
 
     @functools.wraps(construct)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -53,6 +61,7 @@ def _names_misspelled_fields(cls: Class) -> Class:
         construct(self, *args, **kwargs)
 
     cls.__init__ = __init__  # type: ignore[misc]
+    cls.__getattr__, cls.__setattr__ = __getattr__, __setattr__  # type: ignore[attr-defined,method-assign,assignment]
     return cls
 
 
@@ -98,7 +107,7 @@ class Config:
     `wrap()` ignores a field marked (*) and warns if it is set.
 
     Attributes:
-        mode: how far to go, an `OptimizationMode` or its string.
+        mode: the techniques that may be used, an `OptimizationMode` or its string.
         enable_checkpointing: recompute layers in backward.
         enable_offloading: move saved activations (and, when asked, optimizer state)
             to a lower tier: from GPU to host RAM, from host RAM to disk.
@@ -142,7 +151,7 @@ class Config:
             and the allowed values; `.field` is the name. A field assigned later is checked when the
             config is used.
         TypeError: the constructor got a field that does not exist; the text names the most similar one.
-        AttributeError: an assignment names a field that does not exist.
+        AttributeError: an assignment or a read names a field that does not exist; the text as well.
 
     Example:
         >>> Config(memory_budget_gb=4.0, mode="aggressive").mode

@@ -10,15 +10,15 @@ torch is imported at the first call, not with this module. All functions may be 
 
 from __future__ import annotations
 
-import random
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from . import _core
+from .generators import GlobalState, draw_outside
 
 if TYPE_CHECKING:
     import torch
@@ -31,9 +31,10 @@ __all__ = [
     "Kind",
     "RandomState",
     "Sight",
+    "advance_generators",
     "is_out_of_memory",
     "kind_of",
-    "python_setters",
+    "refusal_of_graphs",
     "training_device",
 ]
 
@@ -61,11 +62,15 @@ class Kind:
         device_count: number of devices that torch finds.
         current_index: index of the calling thread's current device.
         generator: the default generator of one device, by its index.
+        identity: a line that tells a device, its driver and torch's version from all others.
         sight: the name of a device, its memory, and the part that this process can use; zeros on the host.
         allocated_bytes: bytes of tensors on a device now; 0 on the host, because the library measures
             resident memory there.
         peak_bytes: the peak since `reset_peak()`, in allocated bytes, or in resident bytes on the host.
         reset_peak: begins a new peak.
+        tensor_bytes: bytes of live tensors on a device now, and their peak since `reset_tensor_peak()`. On the host
+            only those that hostmem serves.
+        reset_tensor_peak: begins a new peak of live tensors.
         is_capturing: whether the calling thread's work is captured as a graph of the device's driver, and
             not run.
         synchronize: returns when the current device has finished its queue.
@@ -82,10 +87,13 @@ class Kind:
     device_count: Callable[[], int]
     current_index: Callable[[], int]
     generator: Callable[[int], torch.Generator]
+    identity: Callable[[torch.device], str]
     sight: Callable[[torch.device], Sight]
     allocated_bytes: Callable[[torch.device | None], int]
     peak_bytes: Callable[[torch.device | None], int]
     reset_peak: Callable[[torch.device | None], None]
+    tensor_bytes: Callable[[torch.device | None], tuple[int, int]]
+    reset_tensor_peak: Callable[[torch.device | None], None]
     is_capturing: Callable[[], bool]
     synchronize: Callable[[], None]
     empty_cache: Callable[[], None]
@@ -100,6 +108,11 @@ def _host_memory_ran_out(error: BaseException) -> bool:
     if isinstance(error, MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(message in str(error) for message in _HOST_MESSAGES)
+
+
+def _host_tensors() -> tuple[int, int]:
+    found = _core.hostmem_stats()
+    return found["live_bytes"], found["peak_live_bytes"]
 
 
 def _torch() -> Any:
@@ -119,10 +132,13 @@ def _host(row: dict[str, Any]) -> Kind:
         device_count=lambda: 1,
         current_index=lambda: 0,
         generator=lambda _: _torch().default_generator,
+        identity=lambda _: "",
         sight=lambda _: Sight(),
         allocated_bytes=lambda _: 0,
         peak_bytes=lambda _: int(_core.process_memory()["peak_rss_bytes"]),
         reset_peak=lambda _: _core.reset_peak_rss(),
+        tensor_bytes=lambda _: _host_tensors(),
+        reset_tensor_peak=lambda _: _core.hostmem_reset_peak(),
         is_capturing=lambda: False,
         synchronize=lambda: None,
         empty_cache=lambda: None,
@@ -133,6 +149,7 @@ def _host(row: dict[str, Any]) -> Kind:
 def _accelerator(row: dict[str, Any]) -> Kind:
     """A row for an accelerator. torch has a module for each, with functions of the same names."""
 
+    @cache
     def module() -> Any:
         return import_module(row["torch_module"])
 
@@ -142,19 +159,30 @@ def _accelerator(row: dict[str, Any]) -> Kind:
         api=row["api"],
         is_host=False,
         is_there=lambda: module().is_available(),
-        is_active=lambda: module().is_available() and module().is_initialized(),
+        is_active=lambda: module().is_initialized() and module().is_available(),  # the first is quick
         device_count=lambda: module().device_count(),
         current_index=lambda: module().current_device(),
         generator=lambda index: module().default_generators[index],
+        identity=lambda device: _identity(module(), device),
         sight=lambda device: _sight(module(), device),
         allocated_bytes=lambda device: module().memory_allocated(device),
         peak_bytes=lambda device: module().max_memory_allocated(device),
         reset_peak=lambda device: module().reset_peak_memory_stats(device),
+        tensor_bytes=lambda device: (module().memory_allocated(device), module().max_memory_allocated(device)),
+        reset_tensor_peak=lambda device: module().reset_peak_memory_stats(device),
         is_capturing=lambda: module().is_initialized() and module().is_current_stream_capturing(),
         synchronize=lambda: module().synchronize(),
         empty_cache=lambda: module().empty_cache(),
         out_of_memory=lambda error: isinstance(error, _torch().OutOfMemoryError),
     )
+
+
+def _identity(module: Any, device: torch.device) -> str:
+    found, c = module.get_device_properties(device), _torch()._C
+    read_driver = getattr(c, f"_{device.type}_getDriverVersion", None)
+    driver = None if read_driver is None else read_driver()
+    device_id = getattr(found, "uuid", found.name)
+    return f"{device_id} {found.name} {found.total_memory} driver {driver} torch {_torch().__version__}"
 
 
 def _sight(module: Any, device: torch.device) -> Sight:
@@ -201,23 +229,16 @@ def is_out_of_memory(error: BaseException) -> bool:
 class RandomState:
     """The states of the global generators of torch, Python and NumPy. The constructor reads them."""
 
-    __slots__ = ("_numpy", "_python", "_torch")
+    __slots__ = ("_outside", "_torch")
 
     def __init__(self) -> None:
         # Every device counts: a layer may draw on one that holds neither its arguments nor its parameters.
         generators = [HOST.generator(0), *(kind.generator(index) for kind, index in _devices_in_use())]
         self._torch = [(generator, generator.get_state()) for generator in generators]
-        self._python = random.getstate()
-        numpy = sys.modules.get("numpy")
-        self._numpy = numpy.random.get_state() if numpy is not None else None
+        self._outside = GlobalState()
 
     def _setters(self) -> list[tuple[Callable[[Any], object], Any]]:
-        found: list[tuple[Any, Any]] = [(generator.set_state, state) for generator, state in self._torch]
-        found += python_setters(self._python)
-        numpy = sys.modules.get("numpy")
-        if self._numpy is not None and numpy is not None:
-            found.append((numpy.random.set_state, self._numpy))
-        return found
+        return [(generator.set_state, state) for generator, state in self._torch] + self._outside.setters()
 
     def later(self, undo: _core.Undo) -> None:
         """Makes `undo` restore these states."""
@@ -230,17 +251,28 @@ class RandomState:
             put_back(state)
 
 
-def python_setters(state: Any, generator: random.Random | None = None) -> list[tuple[Callable[[Any], object], Any]]:
-    """Builtins, each with its argument, that together do what `generator.setstate(state)` does. `setstate` itself is
-    Python code, and an interrupt could stop it half-way. None stands for the module's own generator."""
-    if generator is None:
-        generator = random.seed.__self__  # type: ignore[attr-defined]
-    _, internal, gauss_next = state
-    return [
-        (super(random.Random, generator).setstate, internal),  # type: ignore[misc]
-        (partial(vars(generator).__setitem__, "gauss_next"), gauss_next),
-    ]
+def advance_generators() -> None:
+    """Draws from every generator whose state `RandomState` holds."""
+    for device in (HOST.name, *(f"{kind.name}:{index}" for kind, index in _devices_in_use())):
+        _torch().rand(1, device=device)
+    draw_outside()
 
 
 def _devices_in_use() -> list[tuple[Kind, int]]:
     return [(kind, index) for kind in ACCELERATORS if kind.is_active() for index in range(kind.device_count())]
+
+
+def refusal_of_graphs(backend: Any) -> str | None:
+    """The reason why modules compiled by this backend of torch's compiler can't be trained with memscale: it records
+    device graphs. None if it does not."""
+    name, options = getattr(backend, "compiler_name", None), getattr(backend, "config", None)
+    asked = options.get("triton.cudagraphs") if isinstance(options, dict) else None
+    everywhere: Any = sys.modules.get("torch._inductor.config")
+    if asked is None and name == "inductor" and everywhere is not None:
+        asked = everywhere.triton.cudagraphs
+    if not asked and name != "cudagraphs":
+        return None
+    return (
+        "for CUDA graphs (mode reduce-overhead or max-autotune, option triton.cudagraphs), whose memory is fixed when "
+        "they are recorded, so that nothing can move or be recomputed; use mode default or max-autotune-no-cudagraphs"
+    )

@@ -21,6 +21,14 @@ __all__ = [
 ]
 
 
+def add_note(error: BaseException, text: str) -> None:
+    """Adds a note to an exception. Python prints it from 3.11 on."""
+    if hasattr(error, "add_note"):
+        error.add_note(text)
+    else:
+        vars(error)["__notes__"] = [*getattr(error, "__notes__", []), text]
+
+
 class MemScaleError(Exception):
     """Base of every error of this package.
 

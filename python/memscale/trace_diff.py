@@ -1,4 +1,4 @@
-"""``python -m memscale.trace_diff FILE.py:FUNCTION``: where a model's trace and a real step differ.
+"""``python -m memscale.trace_diff FILE.py:FUNCTION``: shows the differences between a model's trace and a real step.
 
 Use it to find out why a peak is predicted wrongly (docs/peaks.md). `FUNCTION` takes nothing and returns
 ``(model, inputs)`` or ``(model, inputs, optimizer)``: the model as you would wrap it, and the arguments of
@@ -42,7 +42,7 @@ def _load(place: str) -> Callable[[], Any]:
         path = Path(module_name).resolve()
         spec = importlib.util.spec_from_file_location(path.stem, path)
         if spec is None or spec.loader is None or not path.exists():
-            raise _WrongModel(f"there is no file {module_name}")
+            raise _WrongModel(f"the file {module_name} does not exist")
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     else:
@@ -60,7 +60,7 @@ def _made(make: Callable[[], Any]) -> tuple[torch.nn.Module, tuple[Any, ...], di
 
     made = make()
     if not isinstance(made, tuple) or len(made) not in (2, 3) or not isinstance(made[0], torch.nn.Module):
-        raise _WrongModel("the function returns (model, inputs) or (model, inputs, optimizer)")
+        raise _WrongModel("the function must return (model, inputs) or (model, inputs, optimizer)")
     model, inputs, *rest = made
     args, kwargs = sample_arguments(model, inputs)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -1,7 +1,7 @@
 /*
- * api.h - the handlers of /api/v1 and what the pages share with them: each does one thing to the store
- * and writes its row of the audit. See http.h for what a handler is, routes.c for who may call it, and
- * openapi.json for what it takes and gives.
+ * api.h - the handlers of /api/v1, and functions that the pages share with them. Each handler does one
+ * thing to the store and writes its row of the audit. http.h explains handlers, routes.c says who may
+ * call each, and openapi.json documents requests and answers.
  */
 #ifndef MSS_API_API_H
 #define MSS_API_API_H
@@ -13,19 +13,19 @@
 
 /* The cursor at the top of the JSON body. */
 ms__json_at mss_api_body(mss_request *r, ms_error *err);
-/* 422 with the text for a body that says what is not allowed, else mss_answer_failure(). */
+/* Answers 422 with the text if the body is at fault, else mss_answer_failure(). */
 int mss_api_refuse(mss_request *r, const ms_error *err);
-/* A required or (`is_optional`: "" then) text of at most `most` bytes without control characters. */
+/* A text of at most `most` bytes without control characters. If it is missing: "" if `is_optional`, else an error. */
 MS_NODISCARD int mss_api_text(const ms__json_at *object, const char *name, size_t most, bool is_optional,
                               const char **text);
 /* Answers the objects of a query as {"items": [...]}; `map` (may be NULL) rewrites each. */
 int mss_api_items(mss_request *r, mss_statement statement, const mss_value *values, size_t count,
                   void (*map)(json_t *item));
-/* The number in the query, `fallback` where it is missing; -1 for what is none or beyond `most`. */
+/* The number in the query; `fallback` if it is missing, -1 if it is not a number or larger than `most`. */
 int64_t mss_api_query_number(const mss_request *r, const char *name, int64_t fallback, int64_t most);
 /* Adds a row of the audit for this request: who, the object's team, and the given object. */
 MS_NODISCARD int mss_api_audit(mss_request *r, const char *verb, const char *object, ms_error *err);
-/* "role_number" becomes "role", "scope_bits" a list "scopes". */
+/* Replace "role_number" by "role", and "scope_bits" by a list "scopes". */
 void mss_api_name_role(json_t *item);
 void mss_api_name_scopes(json_t *item);
 /* Whether a text is 1 to `most` bytes of UTF-8 without control characters. */
@@ -46,9 +46,9 @@ int mss_api_run_delete(mss_request *r);
 int mss_api_run_compare(mss_request *r);
 int mss_api_projects(mss_request *r);
 
-/* {"items": [...], "next_cursor": ...} of the request's query; NULL with the status of a refusal. */
+/* {"items": [...], "next_cursor": ...} of the request's query; NULL with the status if it is refused. */
 json_t *mss_run_page(mss_request *r, int *status);
-/* Both runs and what differs; the other must be of the same team. NULL with the status of a refusal. */
+/* Both runs and their differences; both must belong to the same team. NULL with the status if it is refused. */
 json_t *mss_run_comparison(mss_request *r, const char *one, const char *other, int *status);
 MS_NODISCARD int mss_run_remove(mss_request *r, const char *run, ms_error *err);
 
@@ -68,7 +68,7 @@ int mss_api_token_create(mss_request *r);
 int mss_api_token_delete(mss_request *r);
 int mss_api_audit_list(mss_request *r);
 
-/* Each gives 0 or the status of a refusal that is already answered. */
+/* Each returns 0, or the status of a refusal that it has answered. */
 int mss_team_make(mss_request *r, const char *name, const char *owner, mss_id *team);
 int mss_member_change(mss_request *r, const char *account, mss_role role);
 int mss_member_remove(mss_request *r, const char *account);
@@ -79,7 +79,7 @@ int mss_token_revoke(mss_request *r, const char *token);
 /* ---- the account ------------------------------------------------------------------ */
 
 int mss_api_account_export(mss_request *r);
-/* 0, or the status of a refusal: 409 for the only owner of a team that others are in. */
+/* 0, or the status of a refusal: 409 if the account is the only owner of a team with other members. */
 int mss_account_remove(mss_request *r);
 
 /* ---- the rest -------------------------------------------------------------------- */
@@ -91,5 +91,8 @@ int mss_api_metrics(mss_request *r);
 int mss_api_telemetry(mss_request *r);
 int mss_api_plan_prepare(mss_request *r);
 int mss_api_plan(mss_request *r);
+int mss_api_frontier_create(mss_request *r);
+int mss_api_frontier_show(mss_request *r);
+int mss_api_frontier_result(mss_request *r);
 
 #endif

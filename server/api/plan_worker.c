@@ -7,20 +7,23 @@
 #include <spawn.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/json.h"
 #include "memscale/pipeline.h"
+#include "pipeline/frontier_watch.h"
 
 enum { BODY_MOST = 32 * 1024 * 1024, MEMORY_GIB = 4 };
 
 /* ---- in the worker --------------------------------------------------------------- */
 
-static void limit_self(void)
+static void limit_self(rlim_t most_seconds)
 {
-    struct rlimit seconds = {MSS_PLAN_SECONDS, MSS_PLAN_SECONDS}, nothing = {0, 0};
+    struct rlimit seconds = {most_seconds, most_seconds}, nothing = {0, 0};
+    (void)prctl(PR_SET_PDEATHSIG, SIGKILL); /* nobody is left to read what it makes */
     (void)setrlimit(RLIMIT_CPU, &seconds);
     (void)setrlimit(RLIMIT_CORE, &nothing);
     (void)setrlimit(RLIMIT_FSIZE, &nothing);
@@ -62,6 +65,8 @@ typedef struct work {
     ms_hardware *hardware;
     ms_config config;
     ms_plan *plan;
+    ms_frontier *frontier;
+    uint64_t points; /* of a frontier */
 } work;
 
 static int member_text(const ms__json_at *root, const char *name, char **text, ms_error *err)
@@ -74,12 +79,15 @@ static int member_text(const ms__json_at *root, const char *name, char **text, m
     return rc;
 }
 
-static int read_documents(const ms__json_at *root, work *w, ms_error *err)
+static int read_documents(const ms__json_at *root, bool is_frontier, work *w, ms_error *err)
 {
-    static const char *const members[] = {"graph", "hardware", "config"};
+    static const char *const members[] = {"graph", "hardware", "config", "points"};
     char *graph = NULL, *hardware = NULL, *config = NULL;
     ms_config_default(&w->config);
-    int rc = ms__json_only(root, members, 3);
+    int rc = ms__json_only(root, members, is_frontier ? 4 : 3);
+    if (rc == MS_OK && is_frontier) {
+        rc = ms__json_u64(root, "points", 1, MSS_FRONTIER_POINTS_MOST, &w->points);
+    }
     if (rc == MS_OK) {
         rc = member_text(root, "graph", &graph, err);
     }
@@ -107,7 +115,26 @@ static int read_documents(const ms__json_at *root, work *w, ms_error *err)
     return rc;
 }
 
-static int make_plan(const char *text, size_t bytes, char **output, ms_error *err)
+static void tell_point(void *argument)
+{
+    (void)argument;
+    (void)putchar('.');
+    (void)fflush(stdout);
+}
+
+static int make_document(work *w, bool is_frontier, char **output, ms_error *err)
+{
+    int rc = is_frontier ? ms__frontier_make(w->graph, w->hardware, &w->config, (uint32_t)w->points, tell_point, NULL,
+                                             &w->frontier, err)
+                         : ms_pipeline_plan(w->graph, w->hardware, &w->config, &w->plan, err);
+    if (rc == MS_OK) {
+        *output = is_frontier ? ms_frontier_json(w->frontier) : ms_plan_to_json(w->plan);
+        rc = *output != NULL ? MS_OK : ms_fail(err, MS_ENOMEM, "plan: out of memory");
+    }
+    return rc;
+}
+
+static int work_on(const char *text, size_t bytes, bool is_frontier, char **output, ms_error *err)
 {
     json_t *tree = NULL;
     ms__json_at root;
@@ -116,28 +143,26 @@ static int make_plan(const char *text, size_t bytes, char **output, ms_error *er
     if (rc != MS_OK) {
         return rc;
     }
-    rc = read_documents(&root, &w, err);
+    rc = read_documents(&root, is_frontier, &w, err);
     if (rc == MS_OK) {
-        rc = ms_pipeline_plan(w.graph, w.hardware, &w.config, &w.plan, err);
-    }
-    if (rc == MS_OK && (*output = ms_plan_to_json(w.plan)) == NULL) {
-        rc = ms_fail(err, MS_ENOMEM, "plan: out of memory");
+        rc = make_document(&w, is_frontier, output, err);
     }
     ms_plan_free(w.plan);
+    ms_frontier_free(w.frontier);
     ms_graph_free(w.graph);
     ms_free(w.hardware);
     json_decref(tree);
     return rc;
 }
 
-int mss_plan_worker(void)
+int mss_plan_worker(bool is_frontier)
 {
     ms_error err = {0};
     size_t bytes = 0;
     char *output = NULL;
-    limit_self();
+    limit_self(is_frontier ? MSS_FRONTIER_SECONDS : MSS_PLAN_SECONDS);
     char *text = read_all(STDIN_FILENO, BODY_MOST, &bytes);
-    int rc = text == NULL ? MS_ENOMEM : make_plan(text, bytes, &output, &err);
+    int rc = text == NULL ? MS_ENOMEM : work_on(text, bytes, is_frontier, &output, &err);
     ms_free(text);
     (void)fputs(rc == MS_OK ? output : err.text, stdout);
     ms_free(output);
@@ -171,10 +196,10 @@ static void close_all(pipes *p)
     close_one(&p->from_child[1]);
 }
 
-static int spawn(pipes *p, pid_t *child, ms_error *err)
+static int spawn(pipes *p, bool is_frontier, pid_t *child, ms_error *err)
 {
-    static char name[] = "memscale-server", command[] = "plan-worker";
-    char *arguments[] = {name, command, NULL}, *environment[] = {NULL};
+    static char name[] = "memscale-server", plan[] = "plan-worker", frontier[] = "frontier-worker";
+    char *arguments[] = {name, is_frontier ? frontier : plan, NULL}, *environment[] = {NULL};
     posix_spawn_file_actions_t actions;
     if (pipe2(p->to_child, O_CLOEXEC) != 0 || pipe2(p->from_child, O_CLOEXEC) != 0) {
         return ms_fail_errno(err, MS_ESYSTEM, errno, "plan: pipe");
@@ -190,14 +215,21 @@ static int spawn(pipes *p, pid_t *child, ms_error *err)
     return rc == 0 ? MS_OK : ms_fail_errno(err, MS_ESYSTEM, rc, "plan: a worker process");
 }
 
-/* Sends and receives until the worker closes its end: false at the deadline, or where it prints too much. */
-static bool talk(pipes *p, const char *body, size_t bytes, char **output)
+static bool goes_on(const mss_plan_watch *watch, const char *output)
 {
-    uint64_t deadline_ns = ms_now_ns() + (uint64_t)(MSS_PLAN_SECONDS + 1) * 1000000000;
+    return watch == NULL || watch->look(watch->argument, (uint32_t)strspn(output, "."));
+}
+
+/* Sends and receives until the worker closes its end: false at the deadline, where it prints too much or the watcher
+ * has seen enough. */
+static bool talk(pipes *p, const char *body, size_t bytes, const mss_plan_watch *watch, char **output)
+{
+    uint64_t seconds = watch != NULL ? MSS_FRONTIER_SECONDS : MSS_PLAN_SECONDS;
+    uint64_t deadline_ns = ms_now_ns() + (seconds + 1) * 1000000000;
     size_t sent = 0, length = 0, room = 65536;
     *output = ms_calloc(1, room);
     (void)fcntl(p->to_child[1], F_SETFL, O_NONBLOCK);
-    while (*output != NULL && ms_now_ns() < deadline_ns) {
+    while (*output != NULL && ms_now_ns() < deadline_ns && goes_on(watch, *output)) {
         struct pollfd waits[2] = {{p->from_child[0], POLLIN, 0}, {p->to_child[1], POLLOUT, 0}};
         if (poll(waits, p->to_child[1] >= 0 ? 2 : 1, 1000) < 0 && errno != EINTR) {
             return false;
@@ -230,17 +262,17 @@ static bool talk(pipes *p, const char *body, size_t bytes, char **output)
     return false;
 }
 
-int mss_plan_run(const char *body, size_t bytes, int *ending, char **output, ms_error *err)
+int mss_plan_run(const char *body, size_t bytes, const mss_plan_watch *watch, int *ending, char **output, ms_error *err)
 {
     pipes p = {{-1, -1}, {-1, -1}};
     pid_t child;
     int state = 0;
-    int rc = spawn(&p, &child, err);
+    int rc = spawn(&p, watch != NULL, &child, err);
     if (rc != MS_OK) {
         close_all(&p);
         return rc;
     }
-    bool is_whole = talk(&p, body, bytes, output);
+    bool is_whole = talk(&p, body, bytes, watch, output);
     if (!is_whole) {
         kill(child, SIGKILL);
     }

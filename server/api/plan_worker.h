@@ -1,23 +1,36 @@
 /*
- * plan_worker.h - plans are made in a process of their own, which has neither the database nor the
- * network: a document that finds a way to crash or to fill the memory takes nothing else with it.
- * The server runs itself as `memscale-server plan-worker`, one process per plan.
+ * plan_worker.h - makes each plan in its own process, without database or network: a document that makes it
+ * crash or exhaust its memory harms nothing else. The server runs itself as `memscale-server plan-worker` or
+ * `frontier-worker`, one process per plan or frontier.
  */
 #ifndef MSS_API_PLAN_WORKER_H
 #define MSS_API_PLAN_WORKER_H
 
 #include "memscale/base.h"
 
-/* How the worker ends: with the plan on standard output, or one line that says why not. */
+/* Exit statuses of the worker. It prints the plan, or one line that says why there is none. */
 enum { MSS_PLAN_MADE = 0, MSS_PLAN_REFUSED = 2, MSS_PLAN_INFEASIBLE = 3, MSS_PLAN_FAILED = 4 };
-enum { MSS_PLAN_SECONDS = 20, MSS_PLAN_OUTPUT_MOST = 32 * 1024 * 1024 };
+enum {
+    MSS_PLAN_SECONDS = 20,
+    MSS_FRONTIER_SECONDS = 600,
+    MSS_FRONTIER_POINTS_MOST = 200,
+    MSS_PLAN_OUTPUT_MOST = 32 * 1024 * 1024
+};
 
-/* The worker: reads {"graph": ..., "hardware": ..., "config": ...} from standard input. Returns the status
- * to exit with. */
-int mss_plan_worker(void);
+/* The worker: reads {"graph": ..., "hardware": ..., "config": ...} from standard input. For a frontier there is
+ * also "points", and it prints a "." for each finished point. Returns the exit status. */
+int mss_plan_worker(bool is_frontier);
 
-/* Runs a worker on `body` and waits for it, MSS_PLAN_SECONDS at most. `*ending` is one of the above, and
- * `*output` what it printed, to be freed. MS_ESYSTEM where no process could be started. */
-MS_NODISCARD int mss_plan_run(const char *body, size_t bytes, int *ending, char **output, ms_error *err);
+/* `look` is called at least once a second with the number of finished points; false ends the worker. */
+typedef struct mss_plan_watch {
+    bool (*look)(void *argument, uint32_t points_done);
+    void *argument;
+} mss_plan_watch;
+
+/* Runs a worker on `body` and waits for it. With a `watch` it makes a frontier, in at most MSS_FRONTIER_SECONDS;
+ * without, a plan in at most MSS_PLAN_SECONDS. `*ending` gets one of the exit statuses above, `*output` its output;
+ * free it. MS_ESYSTEM if no process can be started. */
+MS_NODISCARD int mss_plan_run(const char *body, size_t bytes, const mss_plan_watch *watch, int *ending, char **output,
+                              ms_error *err);
 
 #endif

@@ -13,10 +13,32 @@
 #define COUNT(table) (sizeof(table) / sizeof(table)[0])
 
 enum { NAME_BYTES = 120, PAGE_MOST = 200, PAGE_USUAL = 50, OUTCOME_COUNT = 4 };
-/* What a run without documents counts for; how often an append looks at the team's use, a sum over its runs. */
+/* Bytes that a run without documents counts for, and the number of appends between two sums over a team's runs. */
 enum { RUN_BYTES = 1000, QUOTA_EVERY = 64 };
 
 static const char *const outcomes[OUTCOME_COUNT] = {"finished", "failed", "infeasible", "stopped"};
+
+/* ---- how far a run is --------------------------------------------------------------- */
+
+typedef struct run_state {
+    uint64_t last_sequence, last_step, step_count;
+    bool is_running;
+} run_state;
+
+static int read_state(mss_request *r, const char *run, run_state *state, ms_error *err)
+{
+    mss_rows rows;
+    bool has = false;
+    int rc = mss_sql_first(r->sql, MSS_RUN_STATE, MSS_WITH(MSS_TEXT(run)), &rows, &has, err);
+    if (rc == MS_OK && has) {
+        state->last_sequence = (uint64_t)mss_rows_int(&rows, 0);
+        state->last_step = (uint64_t)mss_rows_int(&rows, 1);
+        state->is_running = strcmp(mss_rows_text(&rows, 2), "running") == 0;
+        state->step_count = (uint64_t)mss_rows_int(&rows, 3);
+    }
+    mss_rows_end(&rows);
+    return rc;
+}
 
 /* ---- create -------------------------------------------------------------------- */
 
@@ -96,7 +118,7 @@ static int read_new_run(const ms__json_at *body, new_run *run)
     return rc == MS_OK ? read_document(body, "plan", &run->plan) : rc;
 }
 
-/* The run that this key has made already; empty where there is none. */
+/* The run that this key has made before; empty if there is none. */
 static int find_by_key(mss_request *r, const mss_hash *body, mss_id *id, bool *is_same, ms_error *err)
 {
     mss_rows rows;
@@ -164,10 +186,19 @@ static bool is_key(const char *text)
     return length > 0 && strspn(text, "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_-") == length;
 }
 
+/* How far the run is too, so that a client that has lost its place finds it again. */
 static int answer_run(mss_request *r, int status, const char *id)
 {
+    ms_error err;
+    run_state state = {0};
+    int rc = read_state(r, id, &state, &err);
+    if (rc != MS_OK) {
+        return mss_answer_failure(r, &err);
+    }
     snprintf(r->answer.location, sizeof r->answer.location, "/api/v1/runs/%s", id);
-    return mss_answer_json(r, status, json_pack("{s:s}", "id", id));
+    return mss_answer_json(r, status,
+                           json_pack("{s:s, s:I, s:I}", "id", id, "last_sequence", (json_int_t)state.last_sequence,
+                                     "last_step", (json_int_t)state.last_step));
 }
 
 /* Whether the team's runs take all that they may: their steps, documents and RUN_BYTES each. */
@@ -321,54 +352,37 @@ int mss_api_projects(mss_request *r)
 
 /* ---- append -------------------------------------------------------------------- */
 
-typedef struct run_state {
-    uint64_t last_sequence, last_step;
-    bool is_running;
-} run_state;
-
-static int read_state(mss_request *r, run_state *state, ms_error *err)
-{
-    mss_rows rows;
-    bool has = false;
-    int rc = mss_sql_first(r->sql, MSS_RUN_STATE, MSS_WITH(MSS_TEXT(r->parameters[0])), &rows, &has, err);
-    if (rc == MS_OK && has) {
-        state->last_sequence = (uint64_t)mss_rows_int(&rows, 0);
-        state->last_step = (uint64_t)mss_rows_int(&rows, 1);
-        state->is_running = strcmp(mss_rows_text(&rows, 2), "running") == 0;
-    }
-    mss_rows_end(&rows);
-    return rc;
-}
-
 /* Viewers get the new points; a long batch as a sign to ask. */
-static void tell_viewers(mss_request *r, uint64_t sequence, mss_steps *steps)
+static void tell_viewers(mss_request *r, uint64_t sequence, uint64_t step_count, mss_steps *steps)
 {
     if (!mss_server_is_watched(r->server)) {
         return;
     }
     mss_steps_thin(steps, 200);
-    json_t *event = json_pack("{s:I, s:o}", "sequence", (json_int_t)sequence, "columns", mss_steps_json(steps));
+    json_t *event = json_pack("{s:I, s:I, s:o}", "sequence", (json_int_t)sequence, "step_count", (json_int_t)step_count,
+                              "columns", mss_steps_json(steps));
     r->answer.event = event != NULL ? ms__json_text(event, true) : NULL;
     r->answer.told = mss_id_of(r->parameters[0]);
     json_decref(event);
 }
 
-static int answer_sequence(mss_request *r, uint64_t last_sequence, bool is_new)
+static int answer_sequence(mss_request *r, uint64_t last_sequence, uint64_t last_step, bool is_new)
 {
     return mss_answer_json(r, 200,
-                           json_pack("{s:I, s:b}", "last_sequence", (json_int_t)last_sequence, "counted", (int)is_new));
+                           json_pack("{s:I, s:I, s:b}", "last_sequence", (json_int_t)last_sequence, "last_step",
+                                     (json_int_t)last_step, "counted", (int)is_new));
 }
 
 static int append(mss_request *r, uint64_t sequence, mss_steps *steps)
 {
     ms_error err = {0};
     run_state state = {0};
-    int rc = read_state(r, &state, &err);
+    int rc = read_state(r, r->parameters[0], &state, &err);
     if (rc != MS_OK) {
         return mss_answer_failure(r, &err);
     }
     if (sequence <= state.last_sequence) {
-        return answer_sequence(r, state.last_sequence, false);
+        return answer_sequence(r, state.last_sequence, state.last_step, false);
     }
     if (sequence > state.last_sequence + 1) {
         return mss_answer_problem(r, 409, "Batch %" PRIu64 " is missing; %" PRIu64 " came.", state.last_sequence + 1,
@@ -391,8 +405,9 @@ static int append(mss_request *r, uint64_t sequence, mss_steps *steps)
     if (rc != MS_OK) {
         return mss_answer_failure(r, &err);
     }
-    tell_viewers(r, sequence, steps);
-    return answer_sequence(r, sequence, true);
+    uint64_t last_step = steps->items[steps->count - 1].value[MSS_STEP_NUMBER];
+    tell_viewers(r, sequence, state.step_count + steps->count, steps);
+    return answer_sequence(r, sequence, last_step, true);
 }
 
 int mss_api_run_append(mss_request *r)
@@ -426,7 +441,7 @@ int mss_api_run_steps(mss_request *r)
     if (after < 0 || points < 1) {
         return mss_answer_problem(r, 400, "\"after\" is a step's number, \"points\" 1 to %d.", MSS_POINTS_MOST);
     }
-    int rc = read_state(r, &state, &err);
+    int rc = read_state(r, r->parameters[0], &state, &err);
     if (rc == MS_OK) {
         rc = mss_steps_load(r->sql, r->parameters[0], (uint64_t)after, &steps, &err);
     }
@@ -437,9 +452,9 @@ int mss_api_run_steps(mss_request *r)
         return mss_answer_failure(r, &err);
     }
     return mss_answer_json(r, 200,
-                           json_pack("{s:I, s:I, s:b, s:o}", "last_sequence", (json_int_t)state.last_sequence,
-                                     "steps_per_point", (json_int_t)each, "is_running", (int)state.is_running,
-                                     "columns", columns));
+                           json_pack("{s:I, s:I, s:I, s:b, s:o}", "last_sequence", (json_int_t)state.last_sequence,
+                                     "step_count", (json_int_t)state.step_count, "steps_per_point", (json_int_t)each,
+                                     "is_running", (int)state.is_running, "columns", columns));
 }
 
 int mss_api_run_events(mss_request *r)
@@ -454,7 +469,7 @@ static int finish(mss_request *r, const char *outcome, const char *counters)
 {
     ms_error err = {0};
     run_state state = {0};
-    int rc = read_state(r, &state, &err);
+    int rc = read_state(r, r->parameters[0], &state, &err);
     if (rc == MS_OK && !state.is_running) {
         json_t *run = mss_sql_object(r->sql, MSS_RUN_SHOW, MSS_WITH(MSS_TEXT(r->parameters[0])), &err);
         const char *was = json_string_value(json_object_get(run, "outcome"));
@@ -507,7 +522,7 @@ int mss_api_run_delete(mss_request *r)
     return mss_run_remove(r, r->parameters[0], &err) == MS_OK ? mss_answer_empty(r) : mss_answer_failure(r, &err);
 }
 
-/* Second over first, in permille; null where either is not known. */
+/* Second over first, in permille; null if either is unknown. */
 static json_t *ratio(const json_t *one, const json_t *other, const char *name)
 {
     json_int_t a = json_integer_value(json_object_get(one, name)), b = json_integer_value(json_object_get(other, name));

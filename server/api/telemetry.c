@@ -11,7 +11,7 @@
 #include "log/log.h"
 #include "store/statements.h"
 
-/* What of JSON Schema that document uses: const, enum, pattern, type, items, uniqueItems, $ref. */
+/* What of JSON Schema that document uses: const, enum, pattern, type, items, uniqueItems, anyOf, $ref. */
 static bool is_allowed(const json_t *document, const json_t *schema, const json_t *value);
 
 static bool matches(const char *pattern, const char *text)
@@ -51,18 +51,32 @@ static bool is_set_of(const json_t *document, const json_t *items, const json_t 
     return true;
 }
 
+static bool is_any_of(const json_t *document, const json_t *schemas, const json_t *value)
+{
+    for (size_t i = 0; i < json_array_size(schemas); i++) {
+        if (is_allowed(document, json_array_get(schemas, i), value)) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static bool is_allowed(const json_t *document, const json_t *schema, const json_t *value)
 {
     const char *reference = json_string_value(json_object_get(schema, "$ref"));
     const char *pattern = json_string_value(json_object_get(schema, "pattern"));
     const char *type = json_string_value(json_object_get(schema, "type"));
     const json_t *constant = json_object_get(schema, "const"), *words = json_object_get(schema, "enum");
+    const json_t *any = json_object_get(schema, "anyOf");
     if (reference != NULL) {
         const char *slash = strrchr(reference, '/'), *name = slash != NULL ? slash + 1 : reference;
         return is_allowed(document, json_object_get(json_object_get(document, "$defs"), name), value);
     }
     if (constant != NULL) {
         return json_equal(constant, value);
+    }
+    if (any != NULL) {
+        return is_any_of(document, any, value);
     }
     if (words != NULL) {
         return is_one_of(words, value);
@@ -77,7 +91,7 @@ static bool is_allowed(const json_t *document, const json_t *schema, const json_
            is_set_of(document, json_object_get(schema, "items"), value);
 }
 
-/* The first member that is missing, unknown or wrong; NULL where the event is as it has to be. */
+/* The first member that is missing, unknown or wrong; NULL if the event is valid. */
 static const char *first_wrong(const json_t *document, json_t *event)
 {
     const json_t *properties = json_object_get(document, "properties"),

@@ -6,9 +6,11 @@
   if (!memory || typeof uPlot === "undefined") return;
   const run = memory.dataset.run;
   const points = 1200;
-  const style = getComputedStyle(document.documentElement);
-  const text = style.getPropertyValue("--text").trim();
-  const line = style.getPropertyValue("--line").trim();
+  const shown_steps = document.getElementById("steps");
+  // Asked at each drawing: the page may turn dark while someone looks at it.
+  const colour = (name) => () => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const text = colour("--text");
+  const line = colour("--line");
   const gigabytes = (bytes) => (bytes === null ? null : bytes / 1e9);
   const seconds = (ns) => (ns === null ? null : ns / 1e9);
 
@@ -16,7 +18,7 @@
     { stroke: text, grid: { stroke: line, width: 0.5 }, label: "step" },
     { stroke: text, grid: { stroke: line, width: 0.5 }, label: unit, size: 70 },
   ];
-  const series = (label, stroke, dash) => ({ label, stroke, width: 1.5, dash, points: { show: false }, spanGaps: true });
+  const series = (label, stroke, dash) => ({ label, stroke: colour(stroke), width: 1.5, dash, points: { show: false }, spanGaps: true });
   const make = (where, unit, lines) =>
     new uPlot(
       { width: where.clientWidth, height: 260, scales: { x: { time: false } }, axes: axes(unit), series: [{ label: "step" }, ...lines] },
@@ -24,9 +26,9 @@
       where,
     );
   const memoryChart = make(memory, "GB", [
-    series("peak", "#0b7ac4"), series("resident", "#8a97a5"), series("predicted peak", "#9157c2", [6, 4]), series("budget", "#d03a2b", [2, 3]),
+    series("peak", "--peak"), series("resident", "--resident"), series("predicted peak", "--predicted", [6, 4]), series("budget", "--budget", [2, 3]),
   ]);
-  const timeChart = make(time, "s", [series("step", "#0b7ac4"), series("predicted", "#9157c2", [6, 4])]);
+  const timeChart = make(time, "s", [series("step", "--peak"), series("predicted", "--predicted", [6, 4])]);
   const names = ["step", "peak_bytes", "resident_bytes", "predicted_peak_bytes", "budget_bytes", "step_ns", "predicted_step_ns"];
   let columns = Object.fromEntries(names.map((name) => [name, []]));
   let sequence = 0;
@@ -45,8 +47,10 @@
     const answer = await fetch(`/api/v1/runs/${run}/steps?points=${points}`);
     if (!answer.ok) return;
     const page = await answer.json();
+    if (memory.dataset.live && !page.is_running) return location.reload(); // it ended while nobody could tell us
     columns = page.columns;
     sequence = page.last_sequence;
+    if (shown_steps) shown_steps.textContent = page.step_count;
     draw();
   };
   const add = (event) => {
@@ -55,6 +59,7 @@
     // A gap, or more points than are drawn: what is there is thinned by the server.
     if (!event.columns || event.sequence !== sequence + 1 || columns.step.length > 2 * points) return load();
     sequence = event.sequence;
+    if (shown_steps) shown_steps.textContent = event.step_count;
     for (const name of names) columns[name].push(...event.columns[name]);
     draw();
   };
@@ -63,9 +68,17 @@
     source.onopen = load;
     source.onmessage = (message) => add(JSON.parse(message.data));
     source.addEventListener("reload", load);
+    // A browser comes back by itself after a lost connection, but not after a refusal of the proxy or of a limit.
+    source.onerror = () => {
+      if (source.readyState === EventSource.CLOSED) setTimeout(watch, 5000);
+    };
   };
   if (memory.dataset.live) watch();
   else load();
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+    memoryChart.redraw();
+    timeChart.redraw();
+  });
   addEventListener("resize", () => {
     memoryChart.setSize({ width: memory.clientWidth, height: 260 });
     timeChart.setSize({ width: time.clientWidth, height: 260 });

@@ -1,6 +1,6 @@
 /*
- * permission.h - who may do what: one function, asked by dispatch.c before every handler. Every route
- * names its verb; the table says which role in the object's team it takes, and which scope of a token.
+ * permission.h - who may do what. dispatch.c calls one function before every handler. Every route names
+ * its verb; the table says which role in the object's team the verb needs, and which scope of a token.
  */
 #ifndef MSS_AUTH_PERMISSION_H
 #define MSS_AUTH_PERMISSION_H
@@ -12,17 +12,17 @@ typedef enum mss_role { MSS_NO_MEMBER, MSS_VIEWER, MSS_MEMBER, MSS_ADMIN, MSS_OW
 /* A token's scopes, as bits. */
 enum { MSS_SCOPE_RUNS_READ = 1, MSS_SCOPE_RUNS_WRITE = 2, MSS_SCOPE_ADMIN = 4, MSS_SCOPE_ALL = 7 };
 
-/* "viewer", ...; "none" for no role. mss_role_of(): MSS_NO_MEMBER for any other text. */
+/* The name of a role: "viewer", ...; "none" for no role. The role of a name: MSS_NO_MEMBER for any other text. */
 const char *mss_role_name(mss_role role);
 mss_role mss_role_of(const char *name);
 
-/* {"runs:read", ...} of the bits, in a buffer; and the bit of a name, 0 for any other. */
+/* The names of the bits' scopes ("runs:read", ...); the bit of a name, 0 for any other text. */
 enum { MSS_SCOPES_TEXT_BYTES = 40 };
 void mss_scopes_text(uint32_t scopes, char text[MSS_SCOPES_TEXT_BYTES]);
 uint32_t mss_scope_of(const char *name);
 
-/* Verb, role in the object's team (NO_MEMBER: none is asked for), scope that a token needs (0: tokens
- * never), whether signing in is needed, whether the account must be an operator. */
+/* Verb, role in the object's team (NO_MEMBER: none is needed), scope that a token needs (NO_SCOPE: no token
+ * is enough), whether signing in is needed, whether the account must be an operator. */
 #define MSS_VERB_TABLE(X) \
     X(PUBLIC, NO_MEMBER, SCOPE_ALL, false, false) \
     X(SELF, NO_MEMBER, NO_SCOPE, true, false)       /* one's own account, by a person */ \
@@ -45,29 +45,29 @@ typedef enum mss_verb {
 
 typedef enum mss_who_kind { MSS_ANYONE, MSS_PERSON, MSS_PROGRAM } mss_who_kind;
 
-/* Who asks: nobody known, a person by a session, a program by a token. */
+/* The client: unknown, a person with a session, or a program with a token. */
 typedef struct mss_who {
     mss_who_kind kind;
     mss_id account;
     bool is_operator;
     char email[256];
-    mss_hash session;      /* of a person; what is stored of the cookie */
+    mss_hash session;      /* of a person: the stored hash of the cookie */
     mss_id token, token_team;
     uint32_t scopes;
     int64_t token_used_at; /* ms */
 } mss_who;
 
-/* The object's team and the account's role in it; an empty team for verbs without an object. */
+/* The object's team, and the account's role in it. Verbs without an object have an empty team. */
 typedef struct mss_object {
     mss_id team;
     mss_role role;
 } mss_object;
 
-/* 0: allowed. 401: signing in is needed. 404: of a team that who asks has no part in; that it exists is
- * not told. 403: of one's own team, but not with this role or token. */
+/* 0: allowed. 401: signing in is needed. 404: the object belongs to a team of which `who` is no member, and
+ * the answer must not tell that it exists. 403: the role or the token is not enough. */
 int mss_permit(const mss_who *who, mss_verb verb, const mss_object *object);
 
-/* Whether a person in `role` may give or take `other`: admins below themselves, owners everything. */
+/* Whether a person in `role` may give or take the role `other`: admins roles below theirs, owners any role. */
 bool mss_role_may_give(mss_role role, mss_role other);
 
 #endif

@@ -1,7 +1,6 @@
 /*
  * secret.h - random identifiers and secrets, and the hashes that are stored in place of secrets.
- * At the bottom: includes nothing of the server. All functions are thread-safe after
- * mss_secret_start().
+ * Includes nothing of the server. All functions are thread-safe after mss_secret_start().
  */
 #ifndef MSS_AUTH_SECRET_H
 #define MSS_AUTH_SECRET_H
@@ -16,7 +15,7 @@ enum {
     MSS_HASH_TEXT_BYTES = 65, /* in hexadecimal, NUL */
 };
 
-/* Names an object; no secret. */
+/* Names an object. Not a secret. */
 typedef struct mss_id {
     char text[MSS_ID_BYTES];
 } mss_id;
@@ -25,13 +24,13 @@ typedef struct mss_hash {
     unsigned char bytes[MSS_HASH_BYTES];
 } mss_hash;
 
-/* Once per process, before anything else here. MS_ESYSTEM when there is no source of random numbers. */
+/* Call once per process, before any other function here. MS_ESYSTEM if there is no source of random numbers. */
 MS_NODISCARD int mss_secret_start(ms_error *err);
 
-/* A new identifier. `kind` is its first letter: a account, t team, k token, r run, i invitation. */
+/* A new identifier. `kind` is its first letter: a account, t team, k token, r run, i invitation, j job. */
 mss_id mss_id_new(char kind);
 
-/* The identifier in `text`; empty when it can't be one. */
+/* The identifier in `text`; empty if it can't be one. */
 mss_id mss_id_of(const char *text);
 
 static inline bool mss_id_is(const mss_id *id)
@@ -42,7 +41,7 @@ static inline bool mss_id_is(const mss_id *id)
 /* A new secret of 256 random bits. */
 void mss_secret_new(char secret[MSS_SECRET_BYTES]);
 
-/* BLAKE2b of a text: what is stored of a secret, and the digest of a request. */
+/* BLAKE2b of some bytes: stored in place of a secret, and the digest of a request. */
 mss_hash mss_hash_of(const void *data, size_t bytes);
 
 /* BLAKE2b keyed with `key`, in hexadecimal: the CSRF token of a session. */
@@ -50,10 +49,10 @@ void mss_hash_keyed(const mss_hash *key, const char *text, char hex[MSS_HASH_TEX
 
 void mss_hash_text(const mss_hash *hash, char hex[MSS_HASH_TEXT_BYTES]);
 
-/* Equal, in a time that does not depend on where they differ. */
+/* Whether they are equal. The time taken does not tell where they differ. */
 bool mss_secret_equal(const char *a, const char *b);
 
-/* Overwrites memory that held a secret; never left out by the compiler. */
+/* Overwrites memory that held a secret. The compiler can't remove this. */
 void mss_secret_wipe(void *memory, size_t bytes);
 
 #endif

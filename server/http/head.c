@@ -31,7 +31,7 @@ static enum MHD_Result see_header(void *argument, enum MHD_ValueKind kind, const
     return MHD_YES;
 }
 
-/* "" where it is missing; NULL where it is there twice, which nobody does in good faith. */
+/* "" if it is missing; NULL if it is there twice, which nobody does in good faith. */
 static const char *header(struct MHD_Connection *connection, const char *name)
 {
     one_header wanted = {name, "", 0};
@@ -162,6 +162,13 @@ static int find_method(const char *text, mss_method *method)
     return strcmp(text, "HEAD") == 0 ? 0 : 405;
 }
 
+static void allow(mss_answer *answer, mss_method method)
+{
+    size_t length = strlen(answer->allow);
+    snprintf(answer->allow + length, sizeof answer->allow - length, "%s%s%s", length > 0 ? ", " : "",
+             mss_method_name(method), method == MSS_GET ? ", HEAD" : "");
+}
+
 static int find_route(mss_request *request, bool is_known_method)
 {
     const mss_settings *settings = mss_server_settings(request->server);
@@ -174,8 +181,10 @@ static int find_route(mss_request *request, bool is_known_method)
         has_path = true;
         if (is_known_method && route->method == request->method) {
             request->route = route;
+            request->answer.allow[0] = '\0';
             return 0;
         }
+        allow(&request->answer, route->method);
     }
     return has_path ? mss_answer_problem(request, 405, "This address does not take this method.")
                     : mss_answer_problem(request, 404, "There is nothing at this address.");

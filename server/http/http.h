@@ -1,10 +1,10 @@
 /*
- * http.h - requests, answers and the routes that join them. `server.c` speaks HTTP through
- * libmicrohttpd, `lanes.c` runs handlers, `live.c` feeds those who watch a run.
+ * http.h - requests, answers and routes. `server.c` speaks HTTP through libmicrohttpd, `lanes.c` runs
+ * handlers, `live.c` sends events to the viewers of a run.
  *
  * A handler gets one request, fills `request->answer` and returns its status. It runs in the lane that
- * its route names, with that lane's connection to the database in `request->sql`; in the write lane
- * within a savepoint, which a status of 400 and more takes back.
+ * its route names; `request->sql` is that lane's connection to the database. In the write lane it runs
+ * in a savepoint, which a status of 400 or more rolls back.
  */
 #ifndef MSS_HTTP_HTTP_H
 #define MSS_HTTP_HTTP_H
@@ -32,11 +32,12 @@ typedef enum mss_lane { MSS_LANE_INLINE, MSS_LANE_READ, MSS_LANE_WRITE, MSS_LANE
 
 typedef enum mss_body { MSS_BODY_NONE, MSS_BODY_JSON, MSS_BODY_FORM } mss_body;
 
-/* Which object's team counts for the permission. */
+/* The object whose team decides about permission. */
 typedef enum mss_subject {
     MSS_NO_SUBJECT,
     MSS_TEAM_IN_PATH,  /* the first parameter */
     MSS_RUN_IN_PATH,   /* the first parameter */
+    MSS_JOB_IN_PATH,   /* the first parameter */
     MSS_TEAM_IN_QUERY, /* ?team=, else the token's, else the account's first team */
 } mss_subject;
 
@@ -50,7 +51,7 @@ typedef struct mss_route {
     uint32_t body_most_bytes;
     mss_limit limit;
     int (*handle)(mss_request *request);
-    /* Runs in the slow lane before `handle`; a status of 400 or more ends it there. NULL: nothing slow. */
+    /* Runs in the slow lane before `handle`; after a status of 400 or more `handle` doesn't run. May be NULL. */
     int (*prepare)(mss_request *request);
 } mss_route;
 
@@ -64,6 +65,7 @@ typedef struct mss_answer {
     size_t bytes;
     char location[256];
     char cookie[256];
+    char allow[40];      /* of a 405: the methods that the path takes */
     uint32_t retry_after_s;
     bool may_be_cached;  /* an asset; everything else is "no-store" */
     bool is_download;
@@ -91,13 +93,13 @@ struct mss_request {
     mss_who who;
     mss_object object;
     char csrf_wanted[MSS_HASH_TEXT_BYTES]; /* of the session, for forms; empty for others */
-    char password_hash[128];               /* what `prepare` hands to `handle` */
-    mss_id prepared;                       /* likewise: the account whose password was right */
-    bool was_limited;                      /* its buckets have been asked */
+    char password_hash[128];               /* from `prepare` for `handle` */
+    mss_id prepared;                       /* from `prepare` for `handle`: the account whose password was right */
+    bool was_limited;                      /* its limits have been checked */
     mss_answer answer;
     char reason[MS_ERROR_TEXT_MAX];        /* for the log */
     uint64_t begun_ns;
-    /* server.c's and lanes.c's */
+    /* for server.c and lanes.c */
     struct MHD_Connection *connection;
     mss_request *next;
     mss_lane waits_in;
@@ -105,24 +107,25 @@ struct mss_request {
     bool is_prepared;
 };
 
-/* Whether errors are told as problem documents (RFC 9457) rather than on a page. */
+/* Whether errors are answered by problem documents (RFC 9457); else by pages. */
 bool mss_request_is_api(const mss_request *request);
 
-/* ---- answering: each gives the status to return ---------------------------------- */
+/* ---- answering: each returns the status for the handler to return ------------------ */
 
-/* Takes over `tree`; NULL is out of memory. */
+/* Takes over `tree`; NULL means out of memory. */
 int mss_answer_json(mss_request *request, int status, json_t *tree);
-/* Takes over `text` (ms_malloc'ed; NULL is out of memory). */
+/* Takes over `text`, which ms_free() will free; NULL means out of memory. */
 int mss_answer_text(mss_request *request, int status, const char *type, char *text);
 int mss_answer_empty(mss_request *request);
 /* 303 to `fmt`, a path. */
 int mss_answer_redirect(mss_request *request, const char *fmt, ...) MS_PRINTF(2, 3);
 /* A refusal: `fmt` says in one sentence what was wrong. */
 int mss_answer_problem(mss_request *request, int status, const char *fmt, ...) MS_PRINTF(3, 4);
-/* A failure of ours: 503 where memory or space is out, else 500; the reason goes to the log only. */
+/* A failure of the server: 503 if memory or disk space is exhausted or the database is locked, else 500. Only
+ * the log gets the reason. */
 int mss_answer_failure(mss_request *request, const ms_error *err);
 
-/* Renders a refusal for people; set by pages, so that http need not know them. */
+/* Renders a refusal as a page. `pages` sets it, so that `http` needs not include `pages`. */
 typedef int (*mss_problem_page)(mss_request *request, int status, const char *title, const char *detail);
 
 /* ---- the server ------------------------------------------------------------------ */
@@ -132,10 +135,10 @@ typedef struct mss_settings {
     const char *listen_address; /* numeric */
     uint16_t port;              /* 0: any that is free */
     const char *public_url;     /* "https://host" as browsers see it; NULL: http on loopback names */
-    const char *trusted_proxy;  /* numeric address whose X-Forwarded-For is believed, or NULL */
+    const char *trusted_proxy;  /* numeric address of the proxy whose X-Forwarded-For is believed; or NULL */
     uint32_t limit_scale_percent;
     uint64_t team_quota_bytes;
-    mss_id local_account;       /* of a dashboard for one: everyone who reaches it is this, and may only look */
+    mss_id local_account;       /* of the local dashboard: every client acts as this account, and may only read */
     const mss_route *routes;
     size_t route_count;
     mss_problem_page problem_page;
@@ -145,15 +148,14 @@ typedef struct mss_settings {
 
 /* Listens and serves until mss_server_stop(). The database exists and is migrated. */
 MS_NODISCARD int mss_server_start(const mss_settings *settings, mss_server **server, ms_error *err);
-/* Finishes what has begun, answers it, and ends. Accepts NULL. */
+/* Finishes and answers the requests that have begun, and ends. Accepts NULL. */
 void mss_server_stop(mss_server *server);
 
-uint16_t mss_server_port(const mss_server *server);
 const mss_settings *mss_server_settings(const mss_server *server);
 mss_limits *mss_server_limits(mss_server *server);
 /* Whether browsers reach us over https. */
 bool mss_server_is_https(const mss_server *server);
-/* "https://host": what links begin with. */
+/* "https://host", the beginning of links. */
 const char *mss_server_url(const mss_server *server);
 
 typedef struct mss_server_numbers {
@@ -164,13 +166,13 @@ typedef struct mss_server_numbers {
 } mss_server_numbers;
 void mss_server_count(mss_server *server, mss_server_numbers *numbers);
 
-/* Whether anyone watches any run: else nothing need be put together for them. */
+/* Whether any run has a viewer; if not, events needn't be made. */
 bool mss_server_is_watched(mss_server *server);
 
-/* Tells the viewers of a run: one line of JSON. */
+/* Sends `data`, one line of JSON, to the viewers of a run. */
 void mss_server_tell(mss_server *server, const mss_id *run, const char *data);
 
-/* Has the write lane note that this token was used. Never waits, and may forget it. */
+/* Asks the write lane to store that this token was used. Never waits; may be lost. */
 void mss_server_touch(mss_server *server, const mss_id *token);
 
 #endif

@@ -64,11 +64,6 @@ const char *mss_server_url(const mss_server *server)
     return server->url;
 }
 
-uint16_t mss_server_port(const mss_server *server)
-{
-    return server->port;
-}
-
 void mss_server_touch(mss_server *server, const mss_id *token)
 {
     mss_lanes_touch(server->lanes, token);
@@ -216,6 +211,7 @@ static enum MHD_Result send_answer(mss_request *request)
     add_security_headers(request->server, response);
     add_header(response, "Content-Type", answer->type);
     add_header(response, "Location", answer->location);
+    add_header(response, "Allow", answer->allow);
     add_header(response, "Set-Cookie", answer->cookie);
     add_header(response, "Retry-After", answer->retry_after_s > 0 ? wait : NULL);
     add_header(response, "Content-Disposition", answer->is_download ? "attachment" : NULL);

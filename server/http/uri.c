@@ -11,7 +11,7 @@ static int digit_of(char c)
                                   : -1;
 }
 
-/* One character of `from`, decoded; gives how many bytes it took, 0 where it is malformed. */
+/* Decodes one character of `from`; returns the number of bytes read, 0 if it is malformed. */
 static size_t decode_one(const char *from, size_t length, char *to)
 {
     *to = from[0] == '+' ? ' ' : from[0];
@@ -35,7 +35,7 @@ static bool is_utf8(const char *text)
     return string != NULL;
 }
 
-/* Decodes into `to`, with a NUL; NULL where it is malformed, else behind the NUL. */
+/* Decodes into `to` and adds a NUL. Returns the address behind the NUL; NULL if the text is malformed. */
 static char *decode(const char *from, size_t length, char *to)
 {
     const char *begin = to;
@@ -68,9 +68,9 @@ int mss_pairs_read(const char *text, size_t length, mss_pairs *pairs, ms_error *
         }
         char *value = decode(pair, name_length, to);
         char *next = value != NULL ? decode(pair + value_at, pair_length - value_at, value) : NULL;
-        if (next == NULL || pairs->count == MSS_PAIRS_MOST) {
+        if (next == NULL || pairs->count == MSS_PAIRS_MOST || mss_pairs_get(pairs, to) != NULL) {
             mss_pairs_free(pairs);
-            return ms_fail(err, MS_EFORMAT, "malformed or too many fields");
+            return ms_fail(err, MS_EFORMAT, "malformed, repeated or too many fields");
         }
         pairs->names[pairs->count] = to;
         pairs->values[pairs->count++] = value;
@@ -87,16 +87,12 @@ void mss_pairs_free(mss_pairs *pairs)
 
 const char *mss_pairs_get(const mss_pairs *pairs, const char *name)
 {
-    const char *found = NULL;
     for (size_t i = 0; i < pairs->count; i++) {
         if (strcmp(pairs->names[i], name) == 0) {
-            if (found != NULL) {
-                return NULL;
-            }
-            found = pairs->values[i];
+            return pairs->values[i];
         }
     }
-    return found;
+    return NULL;
 }
 
 static bool is_path_byte(char c)

@@ -1,6 +1,6 @@
 /*
- * uri.h - paths, query strings, forms and cookies, read strictly: what is not plainly well formed is
- * refused. Pure functions; fuzzed by tests/fuzz/fuzz_request.c.
+ * uri.h - reads paths, query strings, forms and cookies strictly: anything malformed is refused. Pure
+ * functions; fuzzed by tests/fuzz/fuzz_request.c.
  */
 #ifndef MSS_HTTP_URI_H
 #define MSS_HTTP_URI_H
@@ -16,24 +16,25 @@ typedef struct mss_pairs {
     const char *names[MSS_PAIRS_MOST], *values[MSS_PAIRS_MOST];
 } mss_pairs;
 
-/* Reads "a=1&b=two+words". MS_EFORMAT for a bad escape, a control character but line feeds, bytes that are
- * no UTF-8, more than MSS_PAIRS_MOST pairs; MS_ENOMEM. Free with mss_pairs_free(), which takes zeros. */
+/* Reads "a=1&b=two+words". MS_EFORMAT for a bad escape, a control character other than a line feed, bytes that
+ * are not UTF-8, a repeated name, or more than MSS_PAIRS_MOST pairs; MS_ENOMEM. Free the pairs with
+ * mss_pairs_free(), which also accepts a zeroed struct. */
 MS_NODISCARD int mss_pairs_read(const char *text, size_t length, mss_pairs *pairs, ms_error *err);
 void mss_pairs_free(mss_pairs *pairs);
 
-/* The value of `name`, or NULL where it is missing or there are two. */
+/* The value of `name`, or NULL if it is missing. */
 const char *mss_pairs_get(const mss_pairs *pairs, const char *name);
 
-/* Splits a request's target: `path` receives the part before "?", `*query` points behind it (or at the
- * end). MS_EFORMAT where the path is too long or holds anything but A-Z a-z 0-9 / . _ ~ -, "//" or a
- * segment of dots: no path of ours does. */
+/* Splits a request's target: `path` gets the part before "?", `*query` points behind the "?" (or at the end).
+ * MS_EFORMAT if the path is too long, has other characters than A-Z a-z 0-9 / . _ ~ -, or has "//" or a segment
+ * of dots. */
 MS_NODISCARD int mss_target_split(const char *target, char path[MSS_PATH_BYTES], const char **query, ms_error *err);
 
-/* Whether `path` is the pattern's; "{name}" in the pattern stands for one segment, copied to
- * `parameters` in order. */
+/* Whether `path` matches the pattern. "{name}" in the pattern matches one segment, which is copied to the next
+ * of `parameters`. */
 bool mss_path_matches(const char *pattern, const char *path, char parameters[][MSS_PARAMETER_BYTES]);
 
-/* The value of cookie `name` in a Cookie header, copied; false where it is missing, empty or does not fit. */
+/* Copies the value of cookie `name` from a Cookie header; false if it is missing, empty or too long. */
 bool mss_cookie_get(const char *header, const char *name, char *value, size_t room);
 
 #endif

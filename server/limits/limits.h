@@ -1,7 +1,7 @@
 /*
- * limits.h - token buckets: how often an address, an account or a token may ask for something. A
- * table of fixed size in this process's memory; when it is full, the bucket that was full the longest
- * makes room. Thread-safe.
+ * limits.h - token buckets: how often an address, an account or a token may make a request. The table
+ * has a fixed size, in memory. If it is full, the bucket that has been full longest makes room.
+ * Thread-safe.
  */
 #ifndef MSS_LIMITS_LIMITS_H
 #define MSS_LIMITS_LIMITS_H
@@ -30,8 +30,8 @@ typedef struct mss_limits mss_limits;
 MS_NODISCARD int mss_limits_new(uint32_t scale_percent, mss_limits **limits, ms_error *err);
 void mss_limits_free(mss_limits *limits);
 
-/* Takes one from the bucket of `who` ("address 127.0.0.1") in the class: 0, or after how many seconds
- * there will be one. `now_ns` is ms_now_ns()'s. */
+/* Takes one token from the bucket of `who` ("address 127.0.0.1") in the class. Returns 0, or the seconds
+ * until there will be one. `now_ns` is ms_now_ns()'s. */
 uint32_t mss_limits_take(mss_limits *limits, mss_limit limit, const char *who, uint64_t now_ns);
 
 #endif

@@ -222,7 +222,7 @@ static int take_line(reading *r, const char *text, size_t length, ms_error *err)
 
 /* ---- files --------------------------------------------------------------------- */
 
-/* The next bytes of the file, as many whole lines as they hold; `*taken` is 0 where there is none. */
+/* The whole lines in the next bytes of the file; `*taken` is 0 if there is none. */
 static int take_lines(reading *r, int descriptor, char *buffer, size_t room, size_t *taken, ms_error *err)
 {
     int rc = MS_OK;

@@ -1,10 +1,10 @@
 /*
- * local.h - the dashboard for one: a thread reads the JSON-lines logs below a folder
- * (docs/formats/log.schema.json) as they grow, the latest first, into a database of its own, which the
- * server's usual pages show. Called by main.c. It writes nothing but that database.
+ * local.h - the local dashboard. A thread reads the JSON-lines logs below a folder
+ * (docs/formats/log.schema.json) while they grow, the latest first, into its own database. The server's
+ * usual pages show it. Called by main.c. Writes nothing but that database.
  *
- * A run begins with each plan that a log tells, or with its first step; every later step is of it. A log
- * does not tell its end: a run whose file had no new line for MSS_LOCAL_QUIET_S has stopped.
+ * In a log, each plan begins a run, and so does a first step without a plan; later steps belong to it. A log
+ * doesn't say that it has ended: a run has stopped if its file got no new line for MSS_LOCAL_QUIET_S.
  */
 #ifndef MSS_LOCAL_LOCAL_H
 #define MSS_LOCAL_LOCAL_H
@@ -15,10 +15,10 @@ enum { MSS_LOCAL_QUIET_S = 600, MSS_LOCAL_LINE_MOST = 16 * 1024 * 1024 };
 
 typedef struct mss_local mss_local;
 
-/* The database's schema, and the account that everyone is: a viewer of the one team. */
+/* Makes the schema, and the account of all clients: a viewer of the only team. */
 MS_NODISCARD int mss_local_prepare(const char *database, mss_id *account, ms_error *err);
 
-/* Begins to read. `folder` and `database` live until mss_local_stop(). MS_ESYSTEM where the folder can't be read. */
+/* Begins to read. `folder` and `database` live until mss_local_stop(). MS_ESYSTEM if the folder can't be read. */
 MS_NODISCARD int mss_local_start(const char *folder, const char *database, mss_server *server, mss_local **local,
                                  ms_error *err);
 /* Accepts NULL. */

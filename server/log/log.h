@@ -1,7 +1,7 @@
 /*
- * log.h - the server's log: one JSON object per line on standard error. Requests are logged by their
- * route's pattern, never by their path, query or headers: links that work once and tokens can't get
- * into it. Thread-safe.
+ * log.h - the server's log: one JSON object per line on standard error. A request's line has its route's
+ * pattern, and nothing of its path, query or headers. So the log holds no tokens and no links that work
+ * once. Thread-safe.
  */
 #ifndef MSS_LOG_LOG_H
 #define MSS_LOG_LOG_H
@@ -13,12 +13,12 @@ typedef struct mss_log_request {
     const char *id, *method, *route, *address, *account;
     int status;
     uint64_t duration_ns, sent_bytes;
-    const char *reason; /* of a failure of ours; clients don't see it */
+    const char *reason; /* of a failure of the server; clients don't see it */
 } mss_log_request;
 
 void mss_log_request_done(const mss_log_request *request);
 
-/* Anything else: start, stop, what went wrong outside a request. */
+/* Anything else: start, stop, failures outside of requests. */
 void mss_log_event(ms_log_level level, const char *fmt, ...) MS_PRINTF(2, 3);
 
 /* Milliseconds since 1970, UTC. */

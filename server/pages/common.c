@@ -39,6 +39,7 @@ static void add_common(mss_request *r, json_t *data)
     bool is_local = mss_id_is(&mss_server_settings(r->server)->local_account);
     bool is_signed_in = r->sql != NULL && r->who.kind == MSS_PERSON && !is_local;
     json_object_set_new(data, "is_local", json_boolean(is_local));
+    json_object_set_new(data, "is_operator", json_boolean(is_signed_in && r->who.is_operator));
     json_object_set_new(data, "is_signed_in", json_boolean(is_signed_in));
     json_object_set_new(data, "csrf", json_string(r->csrf_wanted));
     json_object_set_new(data, "email", json_string(r->who.email));

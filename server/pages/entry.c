@@ -165,7 +165,7 @@ int mss_page_welcome(mss_request *r)
     return mss_id_is(&found.id) ? mss_page_show(r, 200, "welcome.html", welcome_data(r, &found)) : answer_used_up(r);
 }
 
-/* What is wrong with the form; NULL where it may pass. */
+/* The form's fault; NULL if it has none. */
 static const char *first_wrong(const mss_request *r)
 {
     const char *password = mss_page_field(r, "password");

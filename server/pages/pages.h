@@ -1,6 +1,6 @@
 /*
- * pages.h - what people see: HTML from templates, and the forms that these send. The same permissions and
- * the same functions of the API stand behind them; no page needs a script but the charts.
+ * pages.h - the pages: HTML from templates, and the forms that they send. They use the API's permissions and
+ * functions. Only charts need a script.
  */
 #ifndef MSS_PAGES_PAGES_H
 #define MSS_PAGES_PAGES_H
@@ -22,6 +22,7 @@ int mss_page_runs(mss_request *r);
 int mss_page_run(mss_request *r);
 int mss_page_run_delete(mss_request *r);
 int mss_page_compare(mss_request *r);
+int mss_page_projects(mss_request *r);
 
 int mss_page_team(mss_request *r);
 int mss_page_team_make(mss_request *r);
@@ -38,15 +39,26 @@ int mss_page_password_sent(mss_request *r);
 int mss_page_account_delete_prepare(mss_request *r);
 int mss_page_account_delete(mss_request *r);
 
+int mss_page_privacy(mss_request *r);
+int mss_page_reference(mss_request *r);
+
+int mss_page_operator(mss_request *r);
+int mss_page_telemetry_forget(mss_request *r);
+
+/* Adds the text of a member "..._bytes" or "..._ns" under `text_name`; "-" if it is missing. */
+void mss_page_bytes_text(json_t *object, const char *name, const char *text_name);
+/* Adds the text of a time such as "2026-01-31T12:00:00.000Z", to the second. */
+void mss_page_time_text(json_t *object, const char *name, const char *text_name);
+
 /* A refusal as a page: mss_settings.problem_page. */
 int mss_page_problem(mss_request *r, int status, const char *title, const char *detail);
 
-/* Renders `name` within the layout. Takes `data` over and adds what every page shows: who is signed in,
- * their teams, the form token. */
+/* Renders `name` in the layout. Takes over `data`, and adds what every page shows: the account, its teams, the
+ * form token. */
 int mss_page_show(mss_request *r, int status, const char *name, json_t *data);
-/* A form's field; "" where it is missing. */
+/* A form's field; "" if it is missing. */
 const char *mss_page_field(const mss_request *r, const char *name);
-/* The session cookie with this secret; NULL ends it. */
+/* Sets the session cookie to this secret; NULL deletes it. */
 void mss_page_set_cookie(mss_request *r, const char *secret);
 
 #endif

@@ -44,6 +44,19 @@ static void put_escaped(rendering *r, const char *text)
     }
 }
 
+/* What a URL may hold in a value stays, everything else is its bytes in hexadecimal: nothing left to escape. */
+static void put_for_query(rendering *r, const char *text)
+{
+    for (; text != NULL && *text != '\0'; text++) {
+        unsigned char byte = (unsigned char)*text;
+        bool is_plain = (byte >= '0' && byte <= '9') || (byte >= 'a' && byte <= 'z') || (byte >= 'A' && byte <= 'Z') ||
+                        strchr("-._~", byte) != NULL;
+        char coded[8];
+        snprintf(coded, sizeof coded, is_plain ? "%c" : "%%%02X", byte);
+        put(r, coded, strlen(coded));
+    }
+}
+
 static const json_t *look_up(const rendering *r, const char *name)
 {
     for (size_t i = r->depth; i-- > 0;) {
@@ -73,7 +86,7 @@ static bool is_empty(const json_t *value)
            (json_is_string(value) && json_string_length(value) == 0);
 }
 
-/* The end of the section that begins at `from`: its closing tag; NULL where there is none. */
+/* The closing tag of the section that begins at `from`; NULL if there is none. */
 static const char *find_end(const char *from, const char *name)
 {
     char opening[2][NAME_BYTES + 8], closing[NAME_BYTES + 8];
@@ -114,11 +127,11 @@ static void render_section(rendering *r, const json_t *value, const char *text, 
     }
 }
 
-/* One tag; gives where the text goes on, NULL where the template is wrong. */
+/* Renders one tag; returns the address behind it, NULL if the template is wrong. */
 static const char *render_tag(rendering *r, const char *tag)
 {
     char name[NAME_BYTES];
-    char kind = strchr("#^>", tag[2]) != NULL ? tag[2] : ' ';
+    char kind = strchr("#^>%", tag[2]) != NULL ? tag[2] : ' ';
     const char *from = tag + (kind == ' ' ? 2 : 3);
     size_t length = strcspn(from, "}");
     if (length == 0 || length >= sizeof name || strncmp(from + length, "}}", 2) != 0) {
@@ -136,6 +149,10 @@ static const char *render_tag(rendering *r, const char *tag)
     const json_t *value = look_up(r, name);
     if (kind == ' ') {
         put_value(r, value);
+        return body;
+    }
+    if (kind == '%') {
+        put_for_query(r, json_string_value(value));
         return body;
     }
     const char *close = find_end(body, name);

@@ -7,7 +7,7 @@
 #include "pages/pages.h"
 #include "store/statements.h"
 
-enum { LAYERS_MOST = 500 };
+enum { LAYERS_MOST = 500, OTHERS_MOST = 50 };
 
 /* ---- runs --------------------------------------------------------------------- */
 
@@ -18,15 +18,19 @@ static void add_text(json_t *run, const char *name, const char *text_name, ms__u
                         json_string(json_is_integer(value) ? format((uint64_t)json_integer_value(value)).text : "-"));
 }
 
-/* "2026-01-31T12:00:00.000Z" as people write it, to the second. */
-static void add_time(json_t *run, const char *name, const char *text_name)
+void mss_page_bytes_text(json_t *object, const char *name, const char *text_name)
 {
-    const char *time = json_string_value(json_object_get(run, name));
+    add_text(object, name, text_name, ms__text_bytes);
+}
+
+void mss_page_time_text(json_t *object, const char *name, const char *text_name)
+{
+    const char *time = json_string_value(json_object_get(object, name));
     char text[32] = "-";
     if (time != NULL) {
         snprintf(text, sizeof text, "%.10s %.8s", time, time + 11);
     }
-    json_object_set_new(run, text_name, json_string(text));
+    json_object_set_new(object, text_name, json_string(text));
 }
 
 static void decorate_run(json_t *run)
@@ -36,8 +40,8 @@ static void decorate_run(json_t *run)
     add_text(run, "predicted_peak_bytes", "predicted_peak_text", ms__text_bytes);
     add_text(run, "mean_step_ns", "mean_step_text", ms__text_ns);
     add_text(run, "predicted_step_ns", "predicted_step_text", ms__text_ns);
-    add_time(run, "started_at", "started_text");
-    add_time(run, "finished_at", "finished_text");
+    mss_page_time_text(run, "started_at", "started_text");
+    mss_page_time_text(run, "finished_at", "finished_text");
     const json_t *name = json_object_get(run, "name");
     json_object_set_new(
         run, "title_text",
@@ -103,13 +107,36 @@ static void add_layers(json_t *data, const json_t *plan)
     json_object_set_new(data, "layers", layers);
 }
 
+/* The team's latest runs but this one, to compare with. */
+static int add_others(mss_request *r, json_t *data, ms_error *err)
+{
+    json_t *runs = mss_sql_objects(r->sql, MSS_RUN_LIST,
+                                   MSS_WITH(MSS_TEXT(r->object.team.text), MSS_INT(INT64_MAX), MSS_TEXT(""),
+                                            MSS_TEXT(""), MSS_TEXT(""), MSS_TEXT(""), MSS_INT(OTHERS_MOST)),
+                                   err);
+    json_t *others = json_array();
+    for (size_t i = 0; i < json_array_size(runs); i++) {
+        json_t *run = json_array_get(runs, i);
+        if (strcmp(json_string_value(json_object_get(run, "id")), r->parameters[0]) != 0) {
+            decorate_run(run);
+            json_array_append(others, run);
+        }
+    }
+    json_object_set_new(data, "has_others", json_boolean(json_array_size(others) > 0));
+    json_object_set_new(data, "others", others);
+    int rc = runs != NULL ? MS_OK : err->code;
+    json_decref(runs);
+    return rc;
+}
+
 int mss_page_run(mss_request *r)
 {
     ms_error err;
     json_t *run = load_run(r, r->parameters[0], &err);
     json_t *row = run != NULL ? mss_sql_object(r->sql, MSS_RUN_PLAN, MSS_WITH(MSS_TEXT(r->parameters[0])), &err) : NULL;
-    if (row == NULL) {
+    if (row == NULL || add_others(r, run, &err) != MS_OK) {
         json_decref(run);
+        json_decref(row);
         return mss_answer_failure(r, &err);
     }
     json_object_set_new(run, "title", json_incref(json_object_get(run, "title_text")));
@@ -127,6 +154,17 @@ int mss_page_run_delete(mss_request *r)
     return mss_answer_redirect(r, "/runs?team=%s", r->object.team.text);
 }
 
+/* "1.050" for 1050 permille; nothing if it is unknown. */
+static void add_ratio(json_t *page, const json_t *permille, const char *text_name)
+{
+    char text[40];
+    if (json_is_integer(permille)) {
+        json_int_t value = json_integer_value(permille);
+        snprintf(text, sizeof text, "%lld.%03lld", (long long)(value / 1000), (long long)(value % 1000));
+        json_object_set_new(page, text_name, json_string(text));
+    }
+}
+
 int mss_page_compare(mss_request *r)
 {
     int status = 200;
@@ -137,8 +175,23 @@ int mss_page_compare(mss_request *r)
     }
     decorate_run(json_object_get(both, "one"));
     decorate_run(json_object_get(both, "other"));
+    const json_t *ratios = json_object_get(both, "other_permille");
+    add_ratio(both, json_object_get(ratios, "peak_bytes"), "peak_ratio_text");
+    add_ratio(both, json_object_get(ratios, "mean_step_ns"), "time_ratio_text");
     json_object_set_new(both, "title", json_string("Two runs"));
     return mss_page_show(r, 200, "compare.html", both);
+}
+
+int mss_page_projects(mss_request *r)
+{
+    ms_error err;
+    json_t *projects = mss_sql_objects(r->sql, MSS_PROJECT_LIST, MSS_WITH(MSS_TEXT(r->object.team.text)), &err);
+    for (size_t i = 0; i < json_array_size(projects); i++) {
+        mss_page_time_text(json_array_get(projects, i), "created_at", "created_text");
+    }
+    return projects != NULL ? mss_page_show(r, 200, "projects.html",
+                                            json_pack("{s:s, s:o}", "title", "Projects", "projects", projects))
+                            : mss_answer_failure(r, &err);
 }
 
 /* ---- teams --------------------------------------------------------------------- */
@@ -153,10 +206,10 @@ static int add_list(mss_request *r, json_t *page, const char *name, mss_statemen
     }
     for (size_t i = 0; i < json_array_size(items); i++) {
         json_t *item = json_array_get(items, i);
-        add_time(item, "created_at", "created_text");
-        add_time(item, "last_used_at", "last_used_text");
-        add_time(item, "expires_at", "expires_text");
-        add_time(item, "happened_at", "happened_text");
+        mss_page_time_text(item, "created_at", "created_text");
+        mss_page_time_text(item, "last_used_at", "last_used_text");
+        mss_page_time_text(item, "expires_at", "expires_text");
+        mss_page_time_text(item, "happened_at", "happened_text");
         if (map != NULL) {
             map(item);
         }

@@ -1,6 +1,6 @@
 /*
- * migrations.h - the schema as the steps that led to it. A step that was ever released is never changed;
- * a change of the schema is a new step at the end, with a test that starts from the version before.
+ * migrations.h - the schema, as the migrations that lead to it. A released migration never changes. A change of
+ * the schema is a new migration at the end, with a test that starts from the previous version.
  */
 #ifndef MSS_STORE_MIGRATIONS_H
 #define MSS_STORE_MIGRATIONS_H
@@ -60,6 +60,19 @@
     " verb TEXT NOT NULL, object TEXT NOT NULL, hash BLOB NOT NULL);" \
     "CREATE INDEX audit_team ON audit (team, number);"
 
-#define MSS_MIGRATION_TABLE(X) X(MSS_MIGRATION_1)
+/* Frontiers as jobs. */
+#define MSS_MIGRATION_2 \
+    "CREATE TABLE job (" \
+    " id TEXT PRIMARY KEY, team TEXT NOT NULL REFERENCES team ON DELETE CASCADE," \
+    " account TEXT REFERENCES account ON DELETE SET NULL, state TEXT NOT NULL DEFAULT 'queued'," \
+    " points BIGINT NOT NULL, points_done BIGINT NOT NULL DEFAULT 0, request_json TEXT NOT NULL," \
+    " result_json TEXT, problem TEXT, created_at BIGINT NOT NULL, started_at BIGINT, finished_at BIGINT);" \
+    "CREATE INDEX job_state ON job (state, created_at);" \
+    "CREATE INDEX job_team ON job (team);" \
+    "CREATE INDEX job_account ON job (account);"
+
+#define MSS_MIGRATION_TABLE(X) \
+    X(MSS_MIGRATION_1) \
+    X(MSS_MIGRATION_2)
 
 #endif

@@ -42,6 +42,7 @@ static int fail(const mss_sql *sql, const char *doing, ms_error *err)
     int ours = code == SQLITE_CONSTRAINT                         ? MS_ESTATE
                : code == SQLITE_FULL                             ? MS_ENOSPC
                : code == SQLITE_NOMEM                            ? MS_ENOMEM
+               : code == SQLITE_BUSY                             ? MS_ETIMEDOUT
                : code == SQLITE_CORRUPT || code == SQLITE_NOTADB ? MS_EFORMAT
                                                                  : MS_ESYSTEM;
     return ms_fail(err, ours, "%s: %s", doing, sqlite3_errmsg(sql->database));
@@ -62,7 +63,7 @@ static int set_up(mss_sql *sql, mss_sql_mode mode, const char *path, ms_error *e
     /* FULL: a commit waits until the log is on the disk. */
     int rc = execute(sql,
                      "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON;"
-                     "PRAGMA cell_size_check = ON; PRAGMA cache_size = -16000;",
+                     "PRAGMA cell_size_check = ON; PRAGMA cache_size = -16000; PRAGMA temp_store = MEMORY;",
                      path, err);
     return rc == MS_OK && mode == MSS_SQL_READ ? execute(sql, "PRAGMA query_only = ON", path, err) : rc;
 }

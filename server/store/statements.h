@@ -1,6 +1,6 @@
 /*
- * statements.h - every statement that the server ever sends to its database. Values only ever travel as
- * parameters: nothing here is put together at run time.
+ * statements.h - all statements that the server sends to its database. Values are always parameters; no
+ * statement is composed at run time.
  */
 #ifndef MSS_STORE_STATEMENTS_H
 #define MSS_STORE_STATEMENTS_H
@@ -8,7 +8,8 @@
 #define RUN_COLUMNS \
     "r.id, p.name AS project, r.name, r.model, r.machine, r.versions_json, r.outcome, r.started_at, r.finished_at, " \
     "r.step_count, r.last_step, r.last_sequence, r.peak_bytes, r.budget_bytes, r.predicted_peak_bytes, " \
-    "r.predicted_step_ns, a.name AS account, r.sum_step_ns / max(r.step_count, 1) AS mean_step_ns "
+    "r.predicted_step_ns, a.name AS account, " \
+    "CASE WHEN r.step_count > 0 THEN r.sum_step_ns / r.step_count END AS mean_step_ns "
 #define RUN_FROM "FROM run r JOIN project p ON p.id = r.project LEFT JOIN account a ON a.id = r.account "
 
 #define MSS_STATEMENT_TABLE(X) \
@@ -101,6 +102,21 @@
     X(BATCH_ADD, "INSERT INTO batch (run, sequence, first_step, last_step, steps, data) " \
                  "VALUES ($1, $2, $3, $4, $5, $6)") \
     X(BATCH_LIST, "SELECT steps, data FROM batch WHERE run = $1 AND last_step > $2 ORDER BY sequence") \
+    /* frontiers */ \
+    X(JOB_ADD, "INSERT INTO job (id, team, account, points, request_json, created_at) " \
+               "VALUES ($1, $2, $3, $4, $5, $6)") \
+    X(JOB_TEAM, "SELECT team FROM job WHERE id = $1") \
+    X(JOB_WAITING, "SELECT count(*) FROM job WHERE team = $1 AND finished_at IS NULL") \
+    X(JOB_SHOW, "SELECT id, state, points, points_done, problem, created_at, started_at, finished_at FROM job " \
+                "WHERE id = $1") \
+    X(JOB_RESULT, "SELECT result_json FROM job WHERE id = $1") \
+    X(JOB_NEXT, "SELECT id, request_json FROM job WHERE state = 'queued' ORDER BY created_at, id LIMIT 1") \
+    X(JOB_START, "UPDATE job SET state = 'running', started_at = $1 WHERE id = $2") \
+    X(JOB_PROGRESS, "UPDATE job SET points_done = $1 WHERE id = $2") \
+    X(JOB_END, "UPDATE job SET state = $1, result_json = $2, problem = $3, finished_at = $4, request_json = '', " \
+               "points_done = CASE WHEN $2 IS NULL THEN points_done ELSE points END WHERE id = $5") \
+    X(JOB_AGAIN, "UPDATE job SET state = 'queued', points_done = 0, started_at = NULL WHERE state = 'running'") \
+    X(JOB_EXPIRE, "DELETE FROM job WHERE finished_at < $1") \
     /* the rest */ \
     X(TELEMETRY_ADD, "INSERT INTO telemetry (received_on, event_json) VALUES ($1, $2)") \
     X(TELEMETRY_COUNT, "SELECT count(*) FROM telemetry") \
@@ -108,8 +124,16 @@
     X(AUDIT_ADD, "INSERT INTO audit (number, happened_at, account, team, verb, object, hash) " \
                  "VALUES ($1, $2, $3, $4, $5, $6, $7)") \
     X(AUDIT_ALL, "SELECT number, happened_at, account, team, verb, object, hash FROM audit ORDER BY number") \
-    X(AUDIT_OF_TEAM, "SELECT happened_at, account, verb, object FROM audit WHERE team = $1 " \
-                     "ORDER BY number DESC LIMIT 200") \
+    X(AUDIT_OF_TEAM, "SELECT u.happened_at, u.account, a.name AS account_name, u.verb, u.object FROM audit u " \
+                     "LEFT JOIN account a ON a.id = u.account WHERE u.team = $1 ORDER BY u.number DESC LIMIT 200") \
+    X(TELEMETRY_FORGET, "DELETE FROM telemetry WHERE received_on < $1") \
+    X(OPERATOR_ACCOUNTS, "SELECT a.id, a.email, a.name, a.is_operator, a.created_at, count(m.team) AS teams " \
+                         "FROM account a LEFT JOIN member m ON m.account = a.id WHERE a.email > $1 " \
+                         "GROUP BY a.id ORDER BY a.email LIMIT $2") \
+    X(OPERATOR_TEAMS, "SELECT t.id, t.name, (SELECT count(*) FROM member m WHERE m.team = t.id) AS members, " \
+                      "count(r.id) AS runs, coalesce(sum(r.stored_bytes), 0) AS stored_bytes FROM team t " \
+                      "LEFT JOIN run r ON r.team = t.id GROUP BY t.id ORDER BY stored_bytes DESC, t.id LIMIT $1") \
+    X(DATABASE_BYTES, "SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()") \
     X(COUNT_RUNS, "SELECT count(*) FROM run") \
     X(COUNT_STEPS, "SELECT coalesce(sum(step_count), 0) FROM run")
 

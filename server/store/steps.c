@@ -118,7 +118,7 @@ static size_t put_varint(unsigned char *to, uint64_t value)
     return length;
 }
 
-/* Length of the number, 0 where it does not end within `bytes` or has more than 64 bits. */
+/* Length of the number; 0 if it does not end within `bytes` or has more than 64 bits. */
 static size_t get_varint(const unsigned char *from, size_t bytes, uint64_t *value)
 {
     *value = 0;

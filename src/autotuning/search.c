@@ -1,6 +1,5 @@
 /*
- * The search of autotuning.h: from the guess by growing strides to the first batch with the other result,
- * then by bisection.
+ * The search of autotuning.h: starts at the guess, takes growing strides until the result changes, then bisects.
  */
 #include "base/array.h"
 #include "base/units.h"

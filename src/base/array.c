@@ -1,4 +1,4 @@
-/* Growth of the arrays of array.h: by half again, at least eight items. */
+/* The arrays of array.h grow by half of their size, and to at least eight items. */
 #include "base/array.h"
 
 enum { SMALLEST_CAPACITY = 8 };

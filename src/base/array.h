@@ -23,15 +23,15 @@
         size_t capacity; \
     }
 
-/* Makes room for `needed` items in all. `items` is the address of the array's pointer. MS_ENOMEM, or MS_EOVERFLOW
- * if the bytes do not fit a size; the array is then unchanged. */
+/* Makes room for a total of `needed` items. `items` is the address of the array's pointer. On failure the array is
+ * unchanged: MS_ENOMEM, or MS_EOVERFLOW if the bytes do not fit a size_t. */
 MS_NODISCARD int ms__array_reserve(void *items, size_t *capacity, size_t needed, size_t item_bytes);
 
-/* Room for `needed` items in all: 0 or an error code. */
+/* Makes room for a total of `needed` items: 0 or an error code. */
 #define MS__ARRAY_RESERVE(array, needed) \
     ms__array_reserve(&(array)->items, &(array)->capacity, (needed), sizeof *(array)->items)
 
-/* One more item, zeroed, at the end: its address, or NULL when out of memory. */
+/* Appends a zeroed item: gives its address, or NULL when out of memory. */
 #define MS__ARRAY_PUSH(array) \
     (MS__ARRAY_RESERVE(array, (array)->count + 1) == MS_OK \
          ? (memset(&(array)->items[(array)->count], 0, sizeof *(array)->items), &(array)->items[(array)->count++]) \

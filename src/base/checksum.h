@@ -3,7 +3,7 @@
  * measures its rate.
  *
  * Hashing competes with training for cores, so there is a variant with vector instructions. Every variant gives the
- * same value: XXH3 does not depend on the instruction set. A copy and its checksum are one pass over memory.
+ * same value: XXH3 does not depend on the instruction set. Copying and hashing together take one pass over memory.
  * Tests: tests/c/base/test_checksum.c.
  */
 #ifndef MS_BASE_CHECKSUM_H
@@ -14,7 +14,7 @@
 
 typedef uint64_t (*ms__checksum_fn)(const void *data, size_t bytes);
 
-/* With the instructions that every processor of this build's family has. */
+/* Uses only instructions that every processor of this build's family has. */
 uint64_t ms__checksum_plain(const void *data, size_t bytes);
 
 #ifdef MS_BASE_X86
@@ -25,8 +25,8 @@ uint64_t ms__checksum_avx2(const void *data, size_t bytes);
 /* The fastest of these on this processor. */
 ms__checksum_fn ms__checksum_select(void);
 
-/* Copies `bytes` (the ranges do not overlap) and gives the checksum of `from`, reading
- * it from memory once. The state of the caches afterwards is unspecified. */
+/* Copies `bytes` (the ranges do not overlap) and returns the checksum of `from`, in one
+ * pass over memory. The state of the caches afterwards is unspecified. */
 typedef uint64_t (*ms__checksum_copy_fn)(void *to, const void *from, size_t bytes);
 
 uint64_t ms__checksum_copy_plain(void *to, const void *from, size_t bytes);

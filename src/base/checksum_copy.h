@@ -1,5 +1,5 @@
 /*
- * The loop that copies and hashes in one pass, for the variants of checksum.h: hashing brings a block into the
+ * The loop that copies and hashes in one pass, for the variants of checksum.h. Hashing brings a block into the
  * nearest cache, and the copy reads it from there.
  * Tests: tests/c/base/test_checksum.c.
  */
@@ -12,7 +12,7 @@
 
 #include "base/checksum.h"
 
-/* Fastest of 2 to 32 KiB: smaller blocks pay for calls, blocks of 8 KiB and more are 10 to 20% slower. */
+/* The fastest size from 2 to 32 KiB: smaller blocks pay for calls, blocks of 8 KiB and more are 10 to 20% slower. */
 enum { MS__CHECKSUM_BLOCK_BYTES = 4096 };
 
 static inline uint64_t ms__copy_hashed(unsigned char *to, const unsigned char *from, size_t bytes,

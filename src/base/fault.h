@@ -15,8 +15,8 @@ extern _Atomic uint32_t ms__fault_armed;
 
 bool ms__fault_count(ms_fault kind, int *system_errno);
 
-/* True if this call must fail; `*system_errno` (may be NULL) then holds the armed number. The caller skips the
- * real call and behaves as if it had failed that way. Thread-safe. */
+/* True if this call must fail; then `*system_errno` (may be NULL) holds the armed number, and the caller skips the
+ * real call and behaves as if it had failed with that number. Thread-safe. */
 static inline bool ms__fault(ms_fault kind, int *system_errno)
 {
     if (__builtin_expect(atomic_load_explicit(&ms__fault_armed, memory_order_relaxed) == 0, 1)) {

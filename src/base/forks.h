@@ -1,5 +1,5 @@
 /*
- * Handlers of fork(). Called once by each room whose locks or threads a child would miss.
+ * Handlers for fork(). Called once by each room whose locks or threads would not work in a child.
  * Tests: tests/c/base/test_thread.c.
  */
 #ifndef MS_BASE_FORKS_H

@@ -1,6 +1,6 @@
 /*
- * Refuses documents that are too long before they are parsed: their tree would take gigabytes. Counts brackets,
- * commas and the one list; the parser checks everything else.
+ * Refuses documents that are too long before they are parsed, because their tree would take gigabytes. Counts only
+ * the objects of one top-level list and the commas; the parser checks everything else.
  */
 #include <string.h>
 

@@ -1,5 +1,5 @@
 /*
- * Fields of a struct as members of a JSON object: one table writes them and reads them back. For documents
+ * Writes the fields of a struct as members of a JSON object and reads them back, from one table. For documents
  * whose objects mirror a struct (plans, machines and their parts). Thread-safe.
  * Tests: tests/c/base/test_json_fields.c.
  */
@@ -15,8 +15,8 @@ typedef enum ms__field_kind {
     MS__FIELD_U32,    /* uint32_t */
     MS__FIELD_BOOL,   /* bool */
     MS__FIELD_WORD,   /* uint32_t, written as its word */
-    MS__FIELD_IF_ANY, /* uint64_t that may be missing: 0, and not written if 0 */
-    MS__FIELD_IF_SET, /* bool that may be missing: false, and not written if false */
+    MS__FIELD_IF_ANY, /* uint64_t; not written if 0, read as 0 if missing */
+    MS__FIELD_IF_SET, /* bool; not written if false, read as false if missing */
     MS__FIELD_LIMIT,  /* uint64_t, null for UINT64_MAX */
     MS__FIELD_TEXT,   /* char[most], with its NUL */
 } ms__field_kind;
@@ -25,7 +25,7 @@ typedef struct ms__json_field {
     const char *name;
     ms__field_kind kind;
     size_t offset;
-    uint64_t least, most;          /* bounds of a number; most 0: all of its type */
+    uint64_t least, most;          /* bounds of a number; most 0: all numbers of its type */
     const char *(*word)(uint32_t); /* of a WORD: the words of 0 to most - 1 */
 } ms__json_field;
 
@@ -46,12 +46,11 @@ void ms__json_put_fields(ms__json_writer *writer, json_t *object, const ms__json
 MS_NODISCARD int ms__json_read_fields(const ms__json_at *object, const ms__json_field *fields, size_t count,
                                       void *base);
 
-/* The same, and MS_EFORMAT for a member that is neither a field nor among `others`, up to a NULL. */
+/* The same, and MS_EFORMAT for a member that is neither a field nor in `others` (ended by NULL). */
 MS_NODISCARD int ms__json_read_only_fields(const ms__json_at *object, const ms__json_field *fields, size_t count,
                                            const char *const *others, void *base);
 
-/* MS_EFORMAT unless the object has exactly `count` members: after `count` different members were read, it has no
- * others. */
+/* MS_EFORMAT unless the object has exactly `count` members. Called after `count` different members were read. */
 MS_NODISCARD int ms__json_only_count(const ms__json_at *object, size_t count);
 
 #endif

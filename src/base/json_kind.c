@@ -1,6 +1,6 @@
 /*
- * Recognizes the kind of a document, so that a wrong file is refused by its kind and not by the first member that it
- * lacks. Called by ms__json_parse().
+ * Recognizes the kind of a document, so that the error for a wrong file names its kind instead of the first missing
+ * member. Called by ms__json_parse().
  */
 #include <string.h>
 

@@ -1,5 +1,5 @@
-/* The map of keymap.h: linear probing, at most half full, removal by moving the
- * followers of the hole back, so that there are no tombstones. */
+/* The map of keymap.h: linear probing, at most half full. Removing a key moves the
+ * entries after the hole back, so there are no tombstones. */
 #include "base/keymap.h"
 
 enum { SMALLEST_CAPACITY = 64 };

@@ -14,7 +14,7 @@ typedef struct ms__keymap_slot {
     bool used;
 } ms__keymap_slot;
 
-/* All zero is a valid empty map. */
+/* All zeros are a valid empty map. */
 typedef struct ms__keymap {
     ms__keymap_slot *slots;
     size_t capacity; /* 0 or a power of two */
@@ -23,13 +23,13 @@ typedef struct ms__keymap {
 
 void ms__keymap_free(ms__keymap *map);
 
-/* False if the key is absent; `*value` is then untouched. */
+/* False, without writing `*value`, if the key is absent. */
 bool ms__keymap_get(const ms__keymap *map, uint64_t key, uint64_t *value);
 
-/* Sets or replaces; MS_ENOMEM leaves the map as it was. */
+/* Adds or replaces a value. MS_ENOMEM; then the map is unchanged. */
 MS_NODISCARD int ms__keymap_put(ms__keymap *map, uint64_t key, uint64_t value);
 
-/* Removes the key if it is there. */
+/* Removes the key if it is present. */
 void ms__keymap_remove(ms__keymap *map, uint64_t key);
 
 #endif

@@ -4,6 +4,8 @@
 #include "base/library.h"
 
 #include <dlfcn.h>
+#include <link.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/fault.h"
@@ -46,4 +48,28 @@ int ms__library_load(ms__library *library, const char *path, ms_error *err)
     int rc = library->is_loaded ? MS_OK : library_load_locked(library, path, err);
     ms__mutex_unlock(&library->lock);
     return rc;
+}
+
+typedef struct wanted_library {
+    const char *begin;
+    char *path;
+    size_t size;
+} wanted_library;
+
+static int stop_at_wanted(struct dl_phdr_info *info, size_t size, void *argument)
+{
+    const wanted_library *wanted = argument;
+    const char *slash = strrchr(info->dlpi_name, '/');
+    const char *name = slash != NULL ? slash + 1 : info->dlpi_name;
+    (void)size;
+    if (strncmp(name, wanted->begin, strlen(wanted->begin)) != 0) {
+        return 0;
+    }
+    snprintf(wanted->path, wanted->size, "%s", info->dlpi_name);
+    return 1;
+}
+
+bool ms__library_is_in_process(const char *begin, char *path, size_t size)
+{
+    return dl_iterate_phdr(stop_at_wanted, &(wanted_library){.begin = begin, .path = path, .size = size}) != 0;
 }

@@ -1,7 +1,7 @@
 /*
- * library.h - the functions of a shared library, found at run time: neither the build nor a machine requires the
- * library. Used by device/libcuda.c and libzstd.c.
- * Tests: tests/c/device/test_libcuda.c.
+ * library.h - the functions of a shared library, found at run time: neither building nor running requires it. Used by
+ * device/libcuda.c, device/libhip.c and libzstd.c.
+ * Tests: tests/c/device/test_libcuda.c, test_libhip.c.
  */
 #ifndef MS_BASE_LIBRARY_H
 #define MS_BASE_LIBRARY_H
@@ -26,5 +26,8 @@ typedef struct ms__library {
 /* Fills the table from the library at `path`. The library is loaded once and never unloaded; after a failure the
  * next call tries again. MS_ENOTSUP if the library or a function is missing. Thread-safe. */
 MS_NODISCARD int ms__library_load(ms__library *library, const char *path, ms_error *err);
+
+/* Whether the process has loaded a library whose file name begins with `begin`; its path in `path`, cut to `size`. */
+bool ms__library_is_in_process(const char *begin, char *path, size_t size);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * The zstd library, found at run time: the build does not need it, and without it nothing is compressed. Used by the
+ * The zstd library, found at run time: building does not need it, and without it nothing is compressed. Used by the
  * offload engine's codec.
  * Tests: tests/c/offload/test_codec.c.
  */

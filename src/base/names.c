@@ -1,5 +1,5 @@
 /*
- * Similarity of short names: the time is the product of their lengths.
+ * Similarity of short names. It takes time in proportion to the product of their lengths.
  */
 #include "base/names.h"
 

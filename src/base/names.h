@@ -11,9 +11,9 @@
 enum { MS__NAMES_ALIKE_PERMILLE = 600 };
 
 /*
- * 2 x the longest common subsequence over both lengths together, in permille: the measure
- * and threshold of Python's difflib, but for its blocks. 0 if a name is empty or has
- * more than 64 bytes.
+ * 2 x the length of the longest common subsequence, divided by the sum of both lengths, in
+ * permille. Measure and threshold are those of Python's difflib, except that difflib matches
+ * blocks. 0 if a name is empty or has more than 64 bytes.
  */
 uint32_t ms__names_similarity_permille(const char *a, const char *b);
 

@@ -1,5 +1,5 @@
 /*
- * Asks the OpenMP library that the process has already loaded, if any; loads and links none.
+ * Calls the OpenMP library that the process has already loaded, if any. It neither loads nor links one.
  */
 #include <dlfcn.h>
 #include <string.h>

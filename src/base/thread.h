@@ -10,7 +10,7 @@
 
 #include "memscale/base.h"
 
-/* All zero is a thread that was never started; joining it does nothing. */
+/* All zeros are a thread that was never started; joining it does nothing. */
 typedef struct ms__thread {
     pthread_t handle;
     bool is_started;
@@ -18,15 +18,15 @@ typedef struct ms__thread {
 
 typedef void (*ms__thread_body)(void *argument);
 
-/* Runs body(argument) in a new thread that takes no signals, named `name` (15
- * characters are kept). MS_ESYSTEM if the system refuses a thread; MS_ENOMEM. */
+/* Runs body(argument) in a new thread that takes no signals. Its name is `name`, cut
+ * to 15 characters. MS_ESYSTEM if the system refuses a thread; MS_ENOMEM. */
 MS_NODISCARD int ms__thread_start(ms__thread *thread, const char *name, ms__thread_body body, void *argument,
                                   ms_error *err);
 
-/* Waits for the end of the thread's body. Does nothing if the thread was never started or is already joined. */
+/* Waits until the thread's body ends. Does nothing if the thread was never started or is already joined. */
 void ms__thread_join(ms__thread *thread);
 
-/* Detaches a thread that may never end: the system releases it if it ends. Objects that its body uses must live as
+/* Detaches a thread that may never end; the system releases it if it does. Objects that its body uses must live as
  * long as the process. */
 void ms__thread_detach(ms__thread *thread);
 
@@ -48,7 +48,7 @@ void ms__mutex_unlock(ms__mutex *mutex);
 void ms__cond_init(ms__cond *cond);
 void ms__cond_destroy(ms__cond *cond);
 void ms__cond_broadcast(ms__cond *cond);
-/* Wakes one waiting thread: only if any of them will do. */
+/* Wakes one waiting thread. Use it only if any of them can go on. */
 void ms__cond_signal(ms__cond *cond);
 
 /* Both may return without a signal: call them in a loop over the condition. */
@@ -57,13 +57,13 @@ void ms__cond_wait(ms__cond *cond, ms__mutex *mutex);
 /* False once ms_now_ns() has passed `deadline_ns` (UINT64_MAX: never). */
 bool ms__cond_wait_until(ms__cond *cond, ms__mutex *mutex, uint64_t deadline_ns);
 
-/* Sleeps for at least `ns`, below one second, unless a signal ends it. */
+/* Sleeps for at least `ns` (below one second), unless a signal ends it. */
 void ms__sleep_ns(uint64_t ns);
 
 typedef pthread_once_t ms__once;
 #define MS__ONCE_INIT PTHREAD_ONCE_INIT
 
-/* Runs `body` at the first call with this `once`; every call returns after it. */
+/* Runs `body` at the first call with this `once`. Every call returns only after `body` has ended. */
 void ms__once_run(ms__once *once, void (*body)(void));
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * Arithmetic on bytes and nanoseconds that cannot wrap, and their texts. Allocates nothing.
+ * Arithmetic on bytes and nanoseconds without wrap-around, and their texts. Allocates nothing.
  * Tests: tests/c/base/test_units.c.
  */
 #ifndef MS_BASE_UNITS_H
@@ -38,8 +38,8 @@ static inline MS_NODISCARD bool ms__mul_checked(uint64_t a, uint64_t b, uint64_t
     return true;
 }
 
-/* a * b / c rounded down, the product taken in 128 bits; UINT64_MAX if the
- * quotient does not fit or c is 0. */
+/* a * b / c rounded down, with a product of 128 bits; UINT64_MAX if the quotient
+ * does not fit or c is 0. */
 uint64_t ms__mul_div(uint64_t a, uint64_t b, uint64_t c);
 
 /* The same, rounded up. */
@@ -63,7 +63,7 @@ static inline uint64_t ms__align_down(uint64_t value, uint64_t alignment)
     return value - value % alignment;
 }
 
-/* a / b against c / d without rounding: below 0, 0 or above 0, as for qsort(). */
+/* Compares a / b with c / d without rounding: below 0, 0 or above 0, as for qsort(). */
 static inline int ms__compare_quotients(uint64_t a, uint64_t b, uint64_t c, uint64_t d)
 {
     __extension__ typedef unsigned __int128 wide;

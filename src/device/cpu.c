@@ -28,6 +28,18 @@ static bool cpu_has_driver(void)
     return true;
 }
 
+static int cpu_usable(ms_error *err)
+{
+    (void)err;
+    return MS_OK;
+}
+
+static const char *cpu_means(int failure)
+{
+    (void)failure;
+    return "";
+}
+
 const ms__device_kind ms__device_cpu = {
     .id = MS_DEVICE_CPU,
     .name = "cpu",
@@ -50,6 +62,8 @@ const ms__device_kind ms__device_cpu = {
                 .without_products_bytes = 12000000},
     .probe = cpu_probe,
     .has_driver = cpu_has_driver,
+    .usable = cpu_usable,
+    .means = cpu_means,
     .no_driver = "no processor", /* neither is ever printed */
     .no_device = "no processor",
     .no_device_advice = "look at the CPUs this process may use",

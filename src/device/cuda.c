@@ -1,6 +1,6 @@
 /*
- * The row of CUDA's GPUs: torch's caching allocator, and the driver's functions (libcuda.h) behind
- * the signatures of ms__device_driver. The context is the primary one, which torch uses too.
+ * The row of the GPUs that torch calls "cuda", NVIDIA's and (ROCm) AMD's: torch's caching allocator, and the driver's
+ * functions (libcuda.h) behind the signatures of ms__device_driver. The context is the primary one, which torch uses too.
  */
 #include "base/units.h"
 #include "device/kinds.h"
@@ -13,16 +13,25 @@ enum { BLOCK_BYTES = 512 };
  * Memory that operators take from the allocator beside their tensors, until a step is measured. All of it is
  * reserve: a workspace that an earlier product of the thread has taken is in the baseline.
  *   cuBLAS   8.1 MiB for each handle and stream (torch: 2 x 4 MiB + 8 x 16 KiB); forward and backward run on two
- *            threads with a handle each. From compute capability 9.0 on it is 32 MiB (LARGE_CUBLAS_BYTES).
+ *            threads with a handle each. From compute capability 9.0 on and on ROCm, whose GPUs have 9.0 or more, it
+ *            is 32 MiB, and 128 MiB on AMD's gfx94x and gfx95x, which have 9.4 and 9.5.
  *   splits   a block above 1 MiB keeps a remainder below 1 MiB; a convolution, a product or an attention
  *            has up to eight blocks at once.
  */
-enum { MIB = 1 << 20, CUBLAS_BYTES = 8519680, LARGE_CUBLAS_BYTES = 32 * MIB, HANDLES = 2, SPLITS_BYTES = 8 * MIB };
-enum { PRIOR_BYTES = HANDLES * CUBLAS_BYTES + SPLITS_BYTES, LARGE_COMPUTE_MAJOR = 9 };
+enum { MIB = 1 << 20, CUBLAS_BYTES = 8519680, LARGE_CUBLAS_BYTES = 32 * MIB, LARGEST_CUBLAS_BYTES = 128 * MIB };
+enum { HANDLES = 2, SPLITS_BYTES = 8 * MIB, PRIOR_BYTES = HANDLES * CUBLAS_BYTES + SPLITS_BYTES };
+enum { LARGE_COMPUTE_MAJOR = 9 };
 
 static uint64_t cuda_more_scratch(const ms_gpu *gpu)
 {
-    return gpu->compute_major >= LARGE_COMPUTE_MAJOR ? HANDLES * (LARGE_CUBLAS_BYTES - CUBLAS_BYTES) : 0;
+    if (gpu == NULL) {
+        return 0;
+    }
+    bool is_largest = gpu->compute_major == 9 && (gpu->compute_minor == 4 || gpu->compute_minor == 5);
+    uint64_t bytes = is_largest                                  ? LARGEST_CUBLAS_BYTES
+                     : gpu->compute_major >= LARGE_COMPUTE_MAJOR ? LARGE_CUBLAS_BYTES
+                                                                 : CUBLAS_BYTES;
+    return HANDLES * (bytes - CUBLAS_BYTES);
 }
 
 static const ms__device_conflict conflicts[] = {
@@ -41,6 +50,49 @@ static bool cuda_has_driver(void)
 {
     const ms__libcuda *cuda;
     return ms__libcuda_get(&cuda, NULL) == MS_OK;
+}
+
+static const char *cuda_means(int failure)
+{
+    static const struct {
+        int failure;
+        const char *means;
+    } rows[] = {
+        {2, ": out of memory"},
+        {3, ": not initialised; a forked child can't use its parent's driver"},
+        {35, ": the driver is too old"},
+        {46, ": another process has it in exclusive mode, or it is busy"},
+        {100, ": no device is visible"},
+        {101, ": no such device"},
+        {214, ": its memory has an uncorrectable error"},
+        {700, ": a kernel used an illegal address; the device is lost to this process"},
+        {719, ": a kernel failed; the device is lost to this process"},
+        {803, ": the driver's library and its kernel module have different versions"},
+        {804, ": the driver is too old, and its compatible library doesn't support the device"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        if (rows[i].failure == failure) {
+            return rows[i].means;
+        }
+    }
+    return "";
+}
+
+static int cuda_usable(ms_error *err)
+{
+    const ms__libcuda *cuda;
+    int count = 0;
+    int rc = ms__libcuda_get(&cuda, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    int failure = ms__fault(MS_FAULT_DRIVER, NULL) ? MS__DEVICE_UNKNOWN : cuda->init(0);
+    failure = failure != 0 ? failure : cuda->device_get_count(&count);
+    if (failure != 0 || count == 0) {
+        failure = failure != 0 ? failure : 100;
+        return ms_fail(err, MS_ENOTSUP, "the driver gives no device (driver error %d%s)", failure, cuda_means(failure));
+    }
+    return MS_OK;
 }
 
 /* ---- the driver ------------------------------------------------------------- */
@@ -199,9 +251,11 @@ const ms__device_kind ms__device_cuda = {
     .more_scratch = cuda_more_scratch,
     .probe = ms__cuda_probe,
     .has_driver = cuda_has_driver,
-    .no_driver = "no CUDA driver: training runs on the CPU",
-    .no_device = "the CUDA driver is there but shows no GPU",
-    .no_device_advice = "look at nvidia-smi and CUDA_VISIBLE_DEVICES",
+    .usable = cuda_usable,
+    .means = cuda_means,
+    .no_driver = "no CUDA or ROCm driver: training runs on the CPU",
+    .no_device = "the driver is there but shows no GPU",
+    .no_device_advice = "look at nvidia-smi and CUDA_VISIBLE_DEVICES, or rocm-smi and HIP_VISIBLE_DEVICES",
     .conflicts = conflicts,
     .conflict_count = sizeof conflicts / sizeof conflicts[0],
     .torch_module = "torch.cuda",

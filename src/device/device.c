@@ -54,6 +54,6 @@ int ms_device_kind_named(const char *name, ms_device_kind *kind, ms_error *err)
 
 int ms__device_fail(const ms__device *device, int failure, const char *what, ms_error *err)
 {
-    return ms_fail(err, failure == MS__DEVICE_UNKNOWN ? MS_ESYSTEM : MS_ENOTSUP, "%s %u: %s (driver error %d)",
-                   device->kind->label, device->number, what, failure);
+    return ms_fail(err, failure == MS__DEVICE_UNKNOWN ? MS_ESYSTEM : MS_ENOTSUP, "%s %u: %s (driver error %d%s)",
+                   device->kind->label, device->number, what, failure, device->kind->means(failure));
 }

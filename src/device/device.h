@@ -1,14 +1,14 @@
 /*
- * device.h - one row per kind of device, in the only room that distinguishes kinds.
+ * device.h - one row per kind of device. Only this room distinguishes kinds.
  *
  * Callers: hardware (probe), sim (rounding, bytes beside tensors), offload (copies, streams, events,
- * pinning), the doctor (texts), the extension (torch's names), and every test of whether host memory
- * is the device's. The room owns the rows, which are constants, and the drivers' libraries, loaded at
- * most once and never unloaded; an opened ms__device is its caller's.
+ * pinning), the doctor (texts), the extension (torch's names), and any code that asks whether the
+ * device uses host memory. The room owns the rows, which are constants, and the drivers' libraries,
+ * loaded at most once and never unloaded. The caller owns an opened ms__device.
  *
- * It promises: every row has every column, so that callers test for no kind; a probe does not fail
- * when a driver or device is absent; nothing here retries, logs above debug, or waits unless stated.
- * Any thread may read rows and call their functions.
+ * Promises: every row has every column, so callers never check for a kind; a probe succeeds without
+ * driver or device; nothing here retries, logs above debug, or waits unless stated. Any thread may
+ * read rows and call their functions.
  *
  * To add a kind: its number in memscale/device.h, its row in its own file here, the row's address in
  * device.c. tests/c/device/test_device_kinds.c fails for an empty column.
@@ -32,30 +32,30 @@ typedef struct ms__device {
     int handle;
 } ms__device;
 
-/* The result of a call that a test made fail. Drivers return 0 for success. */
+/* The result of a call that a test caused to fail. Drivers return 0 for success. */
 enum { MS__DEVICE_UNKNOWN = 999 };
 
 /*
- * Moves bytes between a device's memory and the host's. A function's int is 0 or the driver's
- * error number. Streams are the caller's or from stream_open(); NULL is the default one, which is
- * ordered with every other blocking stream. Functions from stream_open() on are called between
+ * Moves bytes between a device's memory and the host's. Functions return 0 or the driver's error
+ * number. Streams are the caller's or from stream_open(); NULL is the default stream, which is
+ * ordered with every other blocking stream. Call the functions from stream_open() down between
  * enter() and leave(), in any thread.
  */
 typedef struct ms__device_driver {
     /* Opens device `device->number`; kind and number are set. MS_ENOTSUP: no driver, no such device. */
     int (*open)(ms__device *device, ms_error *err);
     void (*close)(ms__device *device);
-    /* Around calls: the calling thread may have a context of its own. */
+    /* Around calls, because the calling thread may have a context of its own. */
     int (*enter)(const ms__device *device);
     void (*leave)(const ms__device *device);
     /* The number of concurrent copies. */
     int (*copy_engines)(const ms__device *device, int *count);
-    /* A stream that is not ordered with the default stream. */
+    /* Opens a stream that is not ordered with the default stream. */
     int (*stream_open)(const ms__device *device, void **stream);
     int (*stream_close)(const ms__device *device, void *stream);
     int (*stream_synchronize)(const ms__device *device, void *stream);
     int (*stream_wait)(const ms__device *device, void *stream, void *event);
-    /* Waiting for an event sleeps; it records no time. */
+    /* Opens an event that records no time; waiting for it sleeps. */
     int (*event_open)(const ms__device *device, void **event);
     int (*event_close)(const ms__device *device, void *event);
     int (*event_record)(const ms__device *device, void *event, void *stream);
@@ -75,10 +75,10 @@ typedef struct ms__device_driver {
 /* Bytes beside tensors that a step may use: workspaces of operators, paged-in library code, the
  * interpreter's growth. Measured; 0 if the allocator counts them all. */
 typedef struct ms__device_scratch {
-    uint64_t prior_bytes;            /* before a step has been measured */
+    uint64_t prior_bytes;            /* assumed before a step has been measured */
     uint64_t prior_per_cpu_bytes;    /* added for each usable CPU */
-    uint64_t expected_bytes;         /* of the prior; the rest is a reserve */
-    uint64_t without_products_bytes; /* of the expected, for steps without large matrix products */
+    uint64_t expected_bytes;         /* part of the prior; the rest is reserve */
+    uint64_t without_products_bytes; /* part of expected_bytes that steps without large products use */
 } ms__device_scratch;
 
 /* An environment setting that makes memory or time differ from the plan. */
@@ -95,31 +95,35 @@ struct ms__device_kind {
     const char *api;     /* "CUDA": the driver's name in texts */
     bool host_is_device; /* tensors are in host memory: no tier above it, no copies, no driver */
 
-    /* The allocator's bytes for a block of `bytes`. */
+    /* The bytes that the allocator takes for a block of `bytes`. */
     uint64_t (*rounded)(uint64_t bytes);
-    /* Of a device that no driver describes: a mid-range card's. */
+    /* Rates of a device that no driver describes: those of a mid-range card. */
     uint64_t default_flops_per_s, default_memory_bytes_per_s, default_link_bytes_per_s;
     /* torch's bytes before a model exists: for plans made without a process. */
     uint64_t runtime_bytes;
     ms__device_scratch scratch;
-    /* Added to the prior for this card; NULL: nothing. */
+    /* Added to the prior for this card (NULL: none is described); NULL: nothing. */
     uint64_t (*more_scratch)(const ms_gpu *gpu);
 
-    /* Describes the devices of this kind, at most `most`; returns their number: 0 for the host,
-     * without a driver, or after a driver error, with a debug line in the log. Rates are estimates. */
+    /* Describes the devices of this kind, at most `most`; returns their number. 0 for the host,
+     * without a driver, and after a driver error (logged at debug). Rates are estimates. */
     uint32_t (*probe)(ms_gpu *gpus, uint32_t most);
     /* Whether the driver's library is installed. */
     bool (*has_driver)(void);
+    /* MS_ENOTSUP if probe() finds nothing: the error says why. May initialise the driver. */
+    int (*usable)(ms_error *err);
+    /* What a result of the driver means, after ": "; "" if nothing is known about it. */
+    const char *(*means)(int failure);
     const char *no_driver, *no_device, *no_device_advice; /* the doctor's texts */
     const ms__device_conflict *conflicts;
     uint32_t conflict_count;
 
     const char *torch_module;     /* "torch.cuda" */
-    const char *torch_raw_stream; /* of torch._C: index -> handle of the current stream; "" for the host */
-    const ms__device_driver *driver; /* NULL for the host only */
+    const char *torch_raw_stream; /* function of torch._C: index -> current stream's handle; "" for the host */
+    const ms__device_driver *driver; /* NULL only for the host */
 };
 
-/* All rows, the host's first: the order of texts. */
+/* All rows in the order of texts: the host's first. */
 extern const ms__device_kind *const ms__device_kinds[MS_DEVICE_KIND_COUNT];
 
 /* The row of a kind; the host's for an unknown number. */
@@ -127,14 +131,14 @@ const ms__device_kind *ms__device_kind_of(ms_device_kind id);
 
 /* ---- blocks of host memory ----------------------------------------------------- */
 
-/* Blocks from this size on are maps of hostmem's: whole pages, faulted in, cacheable. Equals
- * MS_HOSTMEM_MIN_BYTES, which belongs to another room. */
+/* Larger blocks, and blocks of this size, are hostmem's maps: whole pages, faulted in, cacheable.
+ * Equals MS_HOSTMEM_MIN_BYTES, which belongs to another room. */
 #define MS__MAP_MIN_BYTES ((uint64_t)128 << 10)
 #define MS__PAGE_BYTES ((uint64_t)4096)
 
 /* ---- calls that may fail ----------------------------------------------------------- */
 
-/* A driver call behind the fault point. Calls that free something are made without it and their result
+/* A driver call after its fault point. Calls that free something have no fault point, and their result
  * is ignored: after a device error nothing else could be done. */
 #define MS__DEVICE_CALL(device, function, ...) \
     (ms__fault(MS_FAULT_DRIVER, NULL) ? MS__DEVICE_UNKNOWN : (device)->kind->driver->function((device), __VA_ARGS__))
@@ -150,7 +154,7 @@ static inline void ms__device_leave(const ms__device *device)
     device->kind->driver->leave(device);
 }
 
-/* The error "GPU 0: `what` (driver error 2)": MS_ESYSTEM for a test's failure, else MS_ENOTSUP. */
+/* The error "GPU 0: `what` (driver error 2: out of memory)": MS_ESYSTEM for a test's failure, else MS_ENOTSUP. */
 int ms__device_fail(const ms__device *device, int failure, const char *what, ms_error *err);
 
 #endif

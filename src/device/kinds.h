@@ -1,5 +1,5 @@
 /*
- * kinds.h - the rows by name, for device.c alone; all other files get a row by its kind.
+ * kinds.h - the rows by name. Only device.c uses them; all other files get a row by its kind.
  */
 #ifndef MS_DEVICE_KINDS_H
 #define MS_DEVICE_KINDS_H

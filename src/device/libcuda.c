@@ -1,5 +1,5 @@
 /*
- * The driver library's functions, one row each; library.c loads them.
+ * The CUDA driver's functions, one row each, and the choice between CUDA and HIP; library.c loads them.
  */
 #include "device/libcuda.h"
 
@@ -44,17 +44,24 @@ static ms__library library = {
     .lock = MS__MUTEX_INIT,
 };
 
-static const char *library_path(void)
+static int load_cuda(const char *path, const ms__libcuda **out, ms_error *err)
 {
-    const char *chosen = getenv("MEMSCALE_LIBCUDA");
-    return chosen != NULL && chosen[0] != '\0' ? chosen : "libcuda.so.1";
-}
-
-int ms__libcuda_get(const ms__libcuda **out, ms_error *err)
-{
-    int rc = ms__library_load(&library, library_path(), err);
+    int rc = ms__library_load(&library, path, err);
     if (rc == MS_OK) {
         *out = &functions;
     }
     return rc;
+}
+
+int ms__libcuda_get(const ms__libcuda **out, ms_error *err)
+{
+    const char *chosen = getenv("MEMSCALE_LIBCUDA");
+    if (chosen != NULL && chosen[0] != '\0') {
+        return load_cuda(chosen, out, err);
+    }
+    if (ms__libhip_get(true, out, NULL) == MS_OK) {
+        return MS_OK;
+    }
+    int rc = load_cuda("libcuda.so.1", out, err);
+    return rc == MS_OK || ms__libhip_get(false, out, NULL) == MS_OK ? MS_OK : rc;
 }

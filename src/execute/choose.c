@@ -1,8 +1,8 @@
 /*
  * The plan's decisions on single storages that a call saves: a selective technique drops some,
- * packing makes some bits. They are the plan's slots, recognised by order and bytes. A call that
- * saves other storages than the traced one misses a few slots at most; unrecognised storages are
- * kept. Called for each tensor that autograd saves in such a call.
+ * bit packing packs some. The plan's slots name them, by order and bytes. If a call saves other
+ * storages than the traced one, it misses at most a few slots; unrecognised storages are kept.
+ * Called for each tensor that autograd saves in such a call.
  */
 #include "execute/execute_internal.h"
 

@@ -1,7 +1,7 @@
 /*
- * Marks: what is remembered of a saved tensor's values, for a replay to be compared with. Until one replay of a layer
- * has been compared, a mark is a checksum of every byte and sixteen elements; afterwards it is the elements alone,
- * which cost less than the operator that made them. The elements also tell rounding from other values.
+ * Marks: records of a saved tensor's values, with which a replay is compared. Until one replay of a layer has been
+ * compared, a mark has a checksum of every byte, and sixteen elements. Afterwards it has only the elements, which take
+ * less time than the operator that made them. The elements also distinguish rounding differences from other values.
  */
 #include <math.h>
 #include <string.h>

@@ -1,8 +1,8 @@
 /*
  * Bit packing of two-valued storages: they stay in memory as bits, at an eighth to a
- * sixty-fourth of their size, without a transfer. For those that the trace knows (graph.h) the
- * plan decides, and counts on it in peak and time. Others are recognised only when they are saved:
- * if the plan moves anything, each is scanned; the plan does not count on these.
+ * sixty-fourth of their size, without a transfer. The plan decides on those that the trace knows
+ * (graph.h), and counts their savings and time. If the plan moves anything, other saved storages
+ * are scanned for two values; the plan counts no savings of these.
  */
 #include "execute/execute_internal.h"
 

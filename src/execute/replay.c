@@ -1,7 +1,7 @@
 /*
  * Replays: a layer runs again in backward, and each tensor that it saves must have the shape of the
- * one its forward saved in the same slot (compare.c compares the values). Called by the host's pack callable of a
- * replay; knows slots, not tensors.
+ * one that its forward saved in the same slot (compare.c compares the values). Called by the host's
+ * pack callable of a replay; knows slots, not tensors.
  */
 #include <stdio.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /*
  * The buffers of state_slots.h. A version of a chunk is released only after the next one was
- * written, so one of them is whole after any failure.
+ * written, so after any failure one version is intact.
  */
 #include "execute/state_slots.h"
 

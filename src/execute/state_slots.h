@@ -1,7 +1,8 @@
 /*
  * state_slots.h - the few buffers through which optimizer state passes, and the state of each:
- * being read ahead, computed or written, or kept because its write failed. Between state_tensor.h,
- * which knows tensors, and the offload engine, which knows bytes. The stream's lock is held.
+ * being read ahead, computed or written, or kept because its write failed. Called by state_tensor.c,
+ * which knows tensors; calls the offload engine, which knows bytes. The caller holds the stream's
+ * lock.
  *
  * Tests: tests/c/execute/test_optimizer_stream.c.
  */
@@ -14,15 +15,15 @@
 typedef enum ms__state_place {
     MS__SLOT_FREE,
     MS__SLOT_FETCHING, /* read ahead */
-    MS__SLOT_FILLED,   /* in the caller's use */
+    MS__SLOT_FILLED,   /* the caller uses it */
     MS__SLOT_STORING,
-    MS__SLOT_UNSAVED,  /* the only copy: the write failed */
-    MS__SLOT_LOST      /* a read never ended: its memory may still be written to */
+    MS__SLOT_UNSAVED,  /* its write failed: it is the only copy */
+    MS__SLOT_LOST      /* its read never ended: its memory may still be written to */
 } ms__state_place;
 
 struct ms__state_slot;
 
-/* A chunk is on disk (ticket), or in a slot, or neither: then its state is new. */
+/* A chunk is on disk (ticket) or in a slot; if it is in neither, its state is new. */
 typedef struct ms__state_chunk {
     ms_ticket ticket; /* while the slot is STORING: the previous version */
     uint64_t step;    /* number of its last update */
@@ -36,7 +37,7 @@ typedef struct ms__state_slot {
     bool is_pinned;        /* a transfer never ended: memory is never freed */
     ms__state_chunk *chunk;
     ms_ticket stored;      /* while STORING: the new version */
-    uint64_t began;        /* order in which stores and fetches started */
+    uint64_t began;        /* `clock` when its transfer started */
 } ms__state_slot;
 
 typedef struct ms__state_slots {
@@ -48,15 +49,15 @@ typedef struct ms__state_slots {
     uint64_t resident_bytes, peak_resident_bytes;
 } ms__state_slots;
 
-/* Starts to read a chunk ahead if there is room and it is on disk. False without room; *rc is the
- * error of a write that was waited for. */
+/* Starts to read a chunk ahead if it is on disk. False if there is no room; *rc is the error of a
+ * write that it had to wait for. */
 bool ms__state_read_ahead(ms__state_slots *slots, ms__state_chunk *chunk, int *rc, ms_error *err);
 
-/* The chunk's bytes in a slot, FILLED; `*is_new` if it has none yet and the caller must fill the
- * record. */
+/* Gives a FILLED slot with the chunk's bytes. `*is_new`: the chunk has none yet, and the caller must
+ * fill the record. */
 int ms__state_load(ms__state_slots *slots, ms__state_chunk *chunk, ms__state_slot **slot, bool *is_new, ms_error *err);
 
-/* Starts to write a FILLED slot. On failure it is UNSAVED. */
+/* Starts to write a FILLED slot. On failure the slot is UNSAVED. */
 int ms__state_store(ms__state_slots *slots, ms__state_slot *slot, ms_error *err);
 
 /* Frees a FILLED slot without writing it. */
@@ -65,7 +66,7 @@ void ms__state_release(ms__state_slot *slot);
 /* Cancels the chunk's read-ahead. */
 void ms__state_forget(ms__state_slots *slots, ms__state_chunk *chunk);
 
-/* Frees the chunk on disk and in its slot. */
+/* Frees the chunk, on disk and in its slot. */
 void ms__state_drop(ms__state_slots *slots, ms__state_chunk *chunk);
 
 /* Writes UNSAVED slots again. */

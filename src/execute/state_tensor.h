@@ -1,8 +1,8 @@
 /*
  * state_tensor.h - the state of one parameter, cut into chunks, and the operations on a chunk:
- * update it, fill it from a state in memory, write it into a file. Between optimizer_stream.c, which
- * knows the tensors and their order, and state_slots.h, which knows the place of a chunk's bytes.
- * The stream's lock is held, except for ms__state_tensor_check(), _new() and _free().
+ * update it, fill it from a state in memory, write it into a file. Called by optimizer_stream.c,
+ * which knows the tensors and their order; calls state_slots.h, which knows the place of a chunk's
+ * bytes. The caller holds the stream's lock, except for ms__state_tensor_check(), _new(), _free().
  *
  * Tests: tests/c/execute/test_optimizer_stream.c.
  */
@@ -21,16 +21,16 @@ typedef struct ms__state_tensor {
 /* MS_EINVAL or MS_EOVERFLOW for an impossible form. */
 int ms__state_tensor_check(const ms_optimizer_form *form, ms_error *err);
 
-/* A new state of a checked form; NULL without memory. */
+/* A new state of a checked form; NULL when out of memory. */
 ms__state_tensor *ms__state_tensor_new(const ms_optimizer_form *form);
-/* Drop its chunks first. NULL is allowed. */
+/* Drop its chunks first. Accepts NULL. */
 void ms__state_tensor_free(ms__state_tensor *state);
 
-/* MS_EINVAL for a tensor of another form, or one that lacks an array for the update. */
+/* MS_EINVAL if the tensor has another form, or lacks an array for the update. */
 int ms__state_tensor_check_update(const ms__state_tensor *state, const ms_adamw_tensor *tensor, ms_error *err);
 
-/* Updates a chunk and starts to write it; does nothing if it has had this update. MS_ESTATE for any
- * update but the next. */
+/* Updates a chunk and starts to write it. Does nothing if the chunk already has this update;
+ * MS_ESTATE unless the update is the chunk's next. */
 int ms__state_tensor_update(ms__state_slots *slots, ms__state_tensor *state, uint64_t index,
                             const ms_adamw_group *group, const ms_adamw_tensor *tensor, uint32_t threads,
                             ms_error *err);
@@ -39,7 +39,7 @@ int ms__state_tensor_update(ms__state_slots *slots, ms__state_tensor *state, uin
 int ms__state_tensor_put(ms__state_slots *slots, ms__state_tensor *state, uint64_t index, const ms_adamw_tensor *source,
                          ms_error *err);
 
-/* Writes the chunk's arrays to their places in the file: `offsets` as for
+/* Writes the chunk's arrays to their places in the file; `offsets` as in
  * ms_optimizer_stream_export(). */
 int ms__state_tensor_export(ms__state_slots *slots, ms__state_tensor *state, uint64_t index, int fd,
                             const uint64_t offsets[MS_PART_COUNT], ms_error *err);

@@ -189,6 +189,7 @@ void ms_graph_adopt_loop(ms_graph *graph, const ms_graph *other)
     graph->loop.observed = true;
     graph->loop.outputs_held = other->loop.outputs_held;
     graph->loop.gradients_live_in_forward = other->loop.gradients_live_in_forward;
+    graph->loop.gradients_cleared = other->loop.gradients_cleared;
     graph->loop.optimizer_state_bytes = other->loop.optimizer_state_bytes;
     graph->loop.gradients_released = other->loop.gradients_released;
     graph->loop.gradients_needed = other->loop.gradients_needed;
@@ -233,7 +234,8 @@ bool ms__profile_equal(const ms_profile *a, const ms_profile *b)
 {
     return a->storage_count == b->storage_count && a->external_count == b->external_count &&
            a->input_count == b->input_count && a->forward_count == b->forward_count &&
-           a->backward_count == b->backward_count &&
+           a->backward_count == b->backward_count && a->forward_ns == b->forward_ns &&
+           a->backward_ns == b->backward_ns &&
            equal_items(a->storage_bytes, b->storage_bytes, a->storage_count, sizeof *a->storage_bytes) &&
            equal_items(a->inputs, b->inputs, a->input_count, sizeof *a->inputs) &&
            equal_items(a->forward, b->forward, a->forward_count, sizeof *a->forward) &&

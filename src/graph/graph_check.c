@@ -85,7 +85,8 @@ static int check_events(const ms_profile *profile, uint32_t index, bool backward
         }
         if (event->kind == MS_EVENT_WORK) {
             if (event->flops > MS__GRAPH_NUMBER_MAX || event->bytes > MS__GRAPH_NUMBER_MAX ||
-                event->draws > MS__GRAPH_NUMBER_MAX || event->evaluations > MS__GRAPH_NUMBER_MAX) {
+                event->draws > MS__GRAPH_NUMBER_MAX || event->evaluations > MS__GRAPH_NUMBER_MAX ||
+                event->precision > MS_PRECISION_FP16) {
                 return event_error(err, index, backward, i, event, "a number is too large");
             }
             continue;
@@ -109,6 +110,9 @@ static int check_profile(const ms_graph *graph, uint32_t index, ms_error *err)
     if (profile->external_count > profile->storage_count) {
         return ms_fail(err, MS_EFORMAT, "graph: $.profiles[%u]: %u externals among %u storages", (unsigned)index,
                        (unsigned)profile->external_count, (unsigned)profile->storage_count);
+    }
+    if (profile->forward_ns > MS__GRAPH_NUMBER_MAX || profile->backward_ns > MS__GRAPH_NUMBER_MAX) {
+        return ms_fail(err, MS_EFORMAT, "graph: $.profiles[%u].measured_ns: a number is too large", (unsigned)index);
     }
     uint8_t *seen = ms_calloc(profile->storage_count, 1);
     if (seen == NULL) {

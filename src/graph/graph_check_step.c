@@ -136,28 +136,52 @@ static int check_tracks(const ms_graph *graph, const storage_track *tracks, ms_e
 }
 
 /* Runs the step: forward, then backward in reverse, over the external storages. */
-static int check_lifetimes(const ms_graph *graph, ms_error *err)
+static int track_step(const ms_graph *graph, storage_track *tracks, ms_error *err)
 {
     crossing_events crossing = {0};
-    storage_track *tracks = ms_calloc(graph->storage_count, sizeof *tracks);
-    int rc = MS_ENOMEM;
-    if (tracks == NULL || collect_crossing(graph, &crossing) != MS_OK) {
+    int rc = collect_crossing(graph, &crossing);
+    if (rc != MS_OK) {
         ms_fail(err, rc, "checking %u storages", (unsigned)graph->storage_count);
-        goto cleanup;
     }
-    rc = MS_OK;
     for (uint32_t i = 0; rc == MS_OK && i < graph->node_count; i++) {
         rc = track_node(graph, &crossing, i, false, tracks, err);
     }
     for (uint32_t i = graph->node_count; rc == MS_OK && i-- > 0;) {
         rc = track_node(graph, &crossing, i, true, tracks, err);
     }
+    ms_free(crossing.starts);
+    MS__ARRAY_FREE(&crossing.list);
+    return rc;
+}
+
+static storage_track *new_tracks(const ms_graph *graph, ms_error *err)
+{
+    storage_track *tracks = ms_calloc(graph->storage_count, sizeof *tracks);
+    if (tracks == NULL) {
+        ms_fail(err, MS_ENOMEM, "checking %u storages", (unsigned)graph->storage_count);
+    }
+    return tracks;
+}
+
+static int check_lifetimes(const ms_graph *graph, ms_error *err)
+{
+    storage_track *tracks = new_tracks(graph, err);
+    int rc = tracks != NULL ? track_step(graph, tracks, err) : MS_ENOMEM;
     if (rc == MS_OK) {
         rc = check_tracks(graph, tracks, err);
     }
-cleanup:
-    ms_free(crossing.starts);
-    MS__ARRAY_FREE(&crossing.list);
+    ms_free(tracks);
+    return rc;
+}
+
+int ms__graph_place_storages(ms_graph *graph, ms_error *err)
+{
+    storage_track *tracks = new_tracks(graph, err);
+    int rc = tracks != NULL ? track_step(graph, tracks, err) : MS_ENOMEM;
+    for (uint32_t i = 0; rc == MS_OK && i < graph->storage_count; i++) {
+        graph->storages[i].first_node = tracks[i].first;
+        graph->storages[i].last_node = tracks[i].last;
+    }
     ms_free(tracks);
     return rc;
 }

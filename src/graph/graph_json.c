@@ -19,6 +19,7 @@ static const ms__json_field loop_fields[] = {
     MS__FIELD(ms_loop, outputs_held, BOOL),
     MS__FIELD(ms_loop, gradients_live_in_forward, BOOL),
     MS__FIELD(ms_loop, observed, BOOL),
+    MS__FIELD(ms_loop, gradients_cleared, IF_SET),
     MS__FIELD(ms_loop, optimizer_state_bytes, U64),
     MS__FIELD(ms_loop, optimizer_transient_bytes, U64),
     MS__FIELD(ms_loop, external_loss_bytes, U64),
@@ -68,6 +69,19 @@ static void put_storages(ms__json_writer *writer, json_t *tree, const ms_graph *
     }
 }
 
+/* Leaves out the zeros at the end. */
+static void add_until_zero(ms__json_writer *writer, json_t *item, const ms_event *work)
+{
+    const uint64_t numbers[] = {work->draws, work->evaluations, work->precision};
+    size_t count = COUNT_OF(numbers);
+    while (count > 0 && numbers[count - 1] == 0) {
+        count--;
+    }
+    for (size_t i = 0; i < count; i++) {
+        ms__json_add_u64(writer, item, numbers[i]);
+    }
+}
+
 static void put_events(ms__json_writer *writer, json_t *profile, const char *name, const ms_event *events,
                        uint32_t count)
 {
@@ -78,12 +92,7 @@ static void put_events(ms__json_writer *writer, json_t *profile, const char *nam
         if (events[i].kind == MS_EVENT_WORK) {
             ms__json_add_u64(writer, item, events[i].flops);
             ms__json_add_u64(writer, item, events[i].bytes);
-            if (events[i].draws != 0 || events[i].evaluations != 0) {
-                ms__json_add_u64(writer, item, events[i].draws);
-            }
-            if (events[i].evaluations != 0) {
-                ms__json_add_u64(writer, item, events[i].evaluations);
-            }
+            add_until_zero(writer, item, &events[i]);
         } else {
             ms__json_add_u64(writer, item, events[i].storage);
         }
@@ -95,6 +104,15 @@ static void put_u32s(ms__json_writer *writer, json_t *object, const char *name, 
     json_t *out = ms__json_put_array(writer, object, name);
     for (uint32_t i = 0; i < count; i++) {
         ms__json_add_u64(writer, out, values[i]);
+    }
+}
+
+static void put_measured(ms__json_writer *writer, json_t *object, const ms_profile *profile)
+{
+    if (profile->forward_ns != 0 || profile->backward_ns != 0) {
+        json_t *out = ms__json_put_array(writer, object, "measured_ns");
+        ms__json_add_u64(writer, out, profile->forward_ns);
+        ms__json_add_u64(writer, out, profile->backward_ns);
     }
 }
 
@@ -114,6 +132,7 @@ static void put_profiles(ms__json_writer *writer, json_t *tree, const ms_graph *
         put_events(writer, item, "backward", profile->backward, profile->backward_count);
         ms__makers_put(writer, item, profile);
         ms__pairs_put(writer, item, profile);
+        put_measured(writer, item, profile);
     }
 }
 

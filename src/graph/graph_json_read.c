@@ -30,6 +30,14 @@ static int read_storages(const ms__json_at *root, ms_graph *graph)
     return rc;
 }
 
+int ms__graph_read_precision(const ms__json_at *item, size_t index, uint32_t *precision)
+{
+    uint64_t value = MS_PRECISION_AS_IS;
+    int rc = ms__json_item_u64(item, index, MS_PRECISION_AS_IS, MS_PRECISION_FP16, &value);
+    *precision = (uint32_t)value;
+    return rc;
+}
+
 static int read_work(const ms__json_at *item, uint32_t count, ms_event *event)
 {
     int rc = ms__json_item_u64(item, 1, 0, MS__GRAPH_NUMBER_MAX, &event->flops);
@@ -41,6 +49,9 @@ static int read_work(const ms__json_at *item, uint32_t count, ms_event *event)
     }
     if (rc == MS_OK && count > 4) {
         rc = ms__json_item_u64(item, 4, 0, MS__GRAPH_NUMBER_MAX, &event->evaluations);
+    }
+    if (rc == MS_OK && count > 5) {
+        rc = ms__graph_read_precision(item, 5, &event->precision);
     }
     return rc;
 }
@@ -58,7 +69,7 @@ static int read_event(const ms__json_at *item, ms_event *event)
     }
     bool is_work = event->kind == MS_EVENT_WORK;
     uint32_t count = ms__json_count(item);
-    bool fits = is_work ? count >= 3 && count <= 5 : count == 2;
+    bool fits = is_work ? count >= 3 && count <= 6 : count == 2;
     if (event->kind == MS_EVENT_COUNT || !fits) {
         return ms__json_fail(item, MS_EFORMAT, "expected [\"work\", flops, bytes] or [\"alloc\", storage] and its kin");
     }
@@ -110,10 +121,26 @@ static int read_sizes(const ms__json_at *object, ms_profile *profile)
     return rc;
 }
 
+static int read_measured(const ms__json_at *object, ms_profile *profile)
+{
+    ms__json_at array;
+    if (!ms__json_has(object, "measured_ns")) {
+        return MS_OK;
+    }
+    int rc = ms__json_array(object, "measured_ns", &array);
+    if (rc == MS_OK && ms__json_count(&array) != 2) {
+        rc = ms__json_fail(&array, MS_EFORMAT, "expected [forward, backward]");
+    }
+    if (rc == MS_OK) {
+        rc = ms__json_item_u64(&array, 0, 0, MS__GRAPH_NUMBER_MAX, &profile->forward_ns);
+    }
+    return rc == MS_OK ? ms__json_item_u64(&array, 1, 0, MS__GRAPH_NUMBER_MAX, &profile->backward_ns) : rc;
+}
+
 static int read_profile(const ms__json_at *object, ms_profile *profile)
 {
-    static const char *const names[] = {"storage_bytes", "external_count", "inputs",     "forward",
-                                        "backward",      "makers",         "two_valued", "untouched"};
+    static const char *const names[] = {"storage_bytes", "external_count", "inputs",    "forward",    "backward",
+                                        "makers",        "two_valued",     "untouched", "measured_ns"};
     int rc = ms__json_only(object, names, COUNT_OF(names));
     if (rc == MS_OK) {
         rc = read_sizes(object, profile);
@@ -133,7 +160,10 @@ static int read_profile(const ms__json_at *object, ms_profile *profile)
     if (rc == MS_OK) {
         rc = ms__makers_read(object, profile);
     }
-    return rc == MS_OK ? ms__pairs_read(object, profile) : rc;
+    if (rc == MS_OK) {
+        rc = ms__pairs_read(object, profile);
+    }
+    return rc == MS_OK ? read_measured(object, profile) : rc;
 }
 
 static int read_profiles(const ms__json_at *root, ms_graph *graph)

@@ -30,8 +30,11 @@ void ms__makers_put(ms__json_writer *writer, json_t *profile, const ms_profile *
         ms__json_add_u64(writer, item, maker->bytes);
         put_operands(writer, item, operands, maker->input_count);
         put_operands(writer, item, operands + maker->input_count, maker->output_count);
-        if (maker->evaluations != 0) {
+        if (maker->evaluations != 0 || maker->precision != 0) {
             ms__json_add_u64(writer, item, maker->evaluations);
+        }
+        if (maker->precision != 0) {
+            ms__json_add_u64(writer, item, maker->precision);
         }
     }
 }
@@ -51,8 +54,9 @@ static int count_operands(const ms__json_at *array, size_t *total)
     for (size_t i = 0; rc == MS_OK && i < ms__json_count(array); i++) {
         ms__json_at item, inputs, outputs;
         rc = ms__json_item_array(array, i, &item);
-        if (rc == MS_OK && (ms__json_count(&item) < 4 || ms__json_count(&item) > 5)) {
-            rc = ms__json_fail(&item, MS_EFORMAT, "expected [flops, bytes, [inputs], [outputs], evaluations]");
+        if (rc == MS_OK && (ms__json_count(&item) < 4 || ms__json_count(&item) > 6)) {
+            rc = ms__json_fail(&item, MS_EFORMAT,
+                               "expected [flops, bytes, [inputs], [outputs], evaluations, precision]");
         }
         if (rc == MS_OK) {
             rc = ms__json_item_array(&item, 2, &inputs);
@@ -95,6 +99,9 @@ static int read_maker(const ms__json_at *item, ms_profile *profile, ms_maker *ma
     }
     if (rc == MS_OK && ms__json_count(item) > 4) {
         rc = ms__json_item_u64(item, 4, 0, MS__GRAPH_NUMBER_MAX, &maker->evaluations);
+    }
+    if (rc == MS_OK && ms__json_count(item) > 5) {
+        rc = ms__graph_read_precision(item, 5, &maker->precision);
     }
     return rc;
 }
@@ -208,8 +215,8 @@ bool ms__makers_equal(const ms_profile *a, const ms_profile *b)
     for (uint32_t i = 0; i < a->maker_count; i++) {
         const ms_maker *left = &a->makers[i], *right = &b->makers[i];
         if (left->flops != right->flops || left->bytes != right->bytes || left->evaluations != right->evaluations ||
-            left->first != right->first || left->input_count != right->input_count ||
-            left->output_count != right->output_count) {
+            left->precision != right->precision || left->first != right->first ||
+            left->input_count != right->input_count || left->output_count != right->output_count) {
             return false;
         }
     }

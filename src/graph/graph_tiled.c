@@ -169,7 +169,7 @@ static int add_nodes(const matching *m, ms_error *err)
         m->to->profiles = profiles;
     }
     for (uint32_t i = 0; rc == MS_OK && complete && i < m->to->node_count; i++) {
-        if (m->to->nodes[i].kind == MS_NODE_LAYER) {
+        if (m->to->nodes[i].kind == MS_NODE_LAYER && !(m->to->nodes[i].flags & MS_NODE_COMPILED)) {
             rc = add_node(m, i, own_count, &complete);
         }
     }

@@ -1,10 +1,10 @@
 /*
- * GPUs by name, for plans on a machine that is not at hand. Peaks are those of the vendors' datasheets and whitepapers:
+ * GPUs by name, for plans for another machine. Peak rates are from the vendors' datasheets and papers:
  *   T4, L4, A100, H100, H200   NVIDIA's "Tensor Core GPU" datasheet of each (H100 and H200: the SXM module)
  *   B200                       NVIDIA DGX B200 datasheet, an eighth of its figures
  *   RTX 3090, 4090, 5090       NVIDIA's whitepapers on GA102, Ada and RTX Blackwell, appendix of the card
  *   MI300X                     AMD Instinct MI300X data sheet
- * FP32 is that of the vector units: torch computes FP32 products on them unless TF32 is allowed.
+ * The FP32 rate is that of the vector units: torch computes FP32 products on them unless TF32 is allowed.
  */
 #include <ctype.h>
 #include <stdio.h>
@@ -14,40 +14,41 @@
 #include "memscale/hardware.h"
 
 /*
- * Frameworks see less than a card's GiB. Where ECC takes its sixteenth of GDDR6, torch reports 14.56 to 14.76 of a
- * T4's 16 GiB; else 23.64 of 24 (RTX 4090), 31.37 of 32 (RTX 5090), 79.11 of 80 (H100).
+ * Frameworks see less memory than a card has. If ECC takes a sixteenth of its GDDR6, torch reports 14.56 to 14.76 of a
+ * T4's 16 GiB; without ECC, 23.64 of 24 (RTX 4090), 31.37 of 32 (RTX 5090), 79.11 of 80 (H100).
  */
 enum { SEEN_PERCENT = 98, SEEN_WITH_ECC_PERCENT = 91 };
 
-/* As the probe assumes of a card that is there (device/cuda_probe.c). */
-enum { EFFICIENCY_PERCENT = 80, COPY_ENGINES = 2 };
+/* The probe assumes the same of this machine's cards (device/cuda_probe.c). */
+enum { EFFICIENCY_PERCENT = 80, COPY_ENGINES = 2, COMPUTE_MAJOR_WITH_BF16 = 8 };
 
 typedef struct known_card {
     const char *name, *title;
     uint32_t compute_major, compute_minor;
     uint32_t gib, seen_percent;
     uint32_t gflops;       /* FP32, 1e9 a second */
+    uint32_t half_gflops;  /* FP16 with FP32 sums, dense; BF16 too if the card computes it */
     uint32_t memory_gb_s;  /* 1e9 bytes a second */
     uint32_t pcie_version; /* of 16 lanes */
 } known_card;
 
 static const known_card cards[] = {
-    {"t4", "NVIDIA T4", 7, 5, 16, SEEN_WITH_ECC_PERCENT, 8100, 320, 3},
-    {"l4", "NVIDIA L4", 8, 9, 24, SEEN_WITH_ECC_PERCENT, 30300, 300, 4},
-    {"rtx-3090", "NVIDIA GeForce RTX 3090", 8, 6, 24, SEEN_PERCENT, 35600, 936, 4},
-    {"rtx-4090", "NVIDIA GeForce RTX 4090", 8, 9, 24, SEEN_PERCENT, 82600, 1008, 4},
-    {"rtx-5090", "NVIDIA GeForce RTX 5090", 12, 0, 32, SEEN_PERCENT, 104800, 1792, 5},
-    {"a100-40gb", "NVIDIA A100 SXM 40GB", 8, 0, 40, SEEN_PERCENT, 19500, 1555, 4},
-    {"a100-80gb", "NVIDIA A100 SXM 80GB", 8, 0, 80, SEEN_PERCENT, 19500, 2039, 4},
-    {"h100", "NVIDIA H100 SXM 80GB", 9, 0, 80, SEEN_PERCENT, 67000, 3350, 5},
-    {"h200", "NVIDIA H200 SXM", 9, 0, 141, SEEN_PERCENT, 67000, 4800, 5},
-    {"b200", "NVIDIA B200", 10, 0, 180, SEEN_PERCENT, 75000, 8000, 5},
-    {"mi300x", "AMD Instinct MI300X", 9, 4, 192, SEEN_PERCENT, 163400, 5300, 5},
+    {"t4", "NVIDIA T4", 7, 5, 16, SEEN_WITH_ECC_PERCENT, 8100, 65000, 320, 3},
+    {"l4", "NVIDIA L4", 8, 9, 24, SEEN_WITH_ECC_PERCENT, 30300, 121000, 300, 4},
+    {"rtx-3090", "NVIDIA GeForce RTX 3090", 8, 6, 24, SEEN_PERCENT, 35600, 71000, 936, 4},
+    {"rtx-4090", "NVIDIA GeForce RTX 4090", 8, 9, 24, SEEN_PERCENT, 82600, 165200, 1008, 4},
+    {"rtx-5090", "NVIDIA GeForce RTX 5090", 12, 0, 32, SEEN_PERCENT, 104800, 209500, 1792, 5},
+    {"a100-40gb", "NVIDIA A100 SXM 40GB", 8, 0, 40, SEEN_PERCENT, 19500, 312000, 1555, 4},
+    {"a100-80gb", "NVIDIA A100 SXM 80GB", 8, 0, 80, SEEN_PERCENT, 19500, 312000, 2039, 4},
+    {"h100", "NVIDIA H100 SXM 80GB", 9, 0, 80, SEEN_PERCENT, 67000, 989400, 3350, 5},
+    {"h200", "NVIDIA H200 SXM", 9, 0, 141, SEEN_PERCENT, 67000, 989000, 4800, 5},
+    {"b200", "NVIDIA B200", 10, 0, 180, SEEN_PERCENT, 75000, 2250000, 8000, 5},
+    {"mi300x", "AMD Instinct MI300X", 9, 4, 192, SEEN_PERCENT, 163400, 1307400, 5300, 5},
 };
 
 enum { CARD_COUNT = sizeof cards / sizeof cards[0] };
 
-/* One direction of 16 lanes, as pinned copies reach it: 12 GB/s for PCIe 3.0, twice that for each version after it. */
+/* The rate of pinned copies in one direction over 16 lanes: 12 GB/s for PCIe 3.0, doubled by each later version. */
 static uint64_t link_bytes_per_s(const known_card *card)
 {
     return UINT64_C(12000000000) << (card->pcie_version - 3);
@@ -61,6 +62,8 @@ static ms_gpu gpu_of(const known_card *card)
     gpu.compute_major = card->compute_major;
     gpu.compute_minor = card->compute_minor;
     gpu.matmul_flops_per_s = ms_round_2_digits(UINT64_C(10000000) * EFFICIENCY_PERCENT * card->gflops);
+    gpu.fp16_flops_per_s = ms_round_2_digits(UINT64_C(10000000) * EFFICIENCY_PERCENT * card->half_gflops);
+    gpu.bf16_flops_per_s = card->compute_major >= COMPUTE_MAJOR_WITH_BF16 ? gpu.fp16_flops_per_s : 0;
     gpu.stream_bytes_per_s = ms_round_2_digits(UINT64_C(10000000) * EFFICIENCY_PERCENT * card->memory_gb_s);
     gpu.to_host_bytes_per_s = gpu.from_host_bytes_per_s = link_bytes_per_s(card);
     return gpu;
@@ -69,9 +72,10 @@ static ms_gpu gpu_of(const known_card *card)
 /* Whether two names differ only in case and punctuation: "RTX 4090", "rtx4090". */
 static bool is_same_name(const char *a, const char *b)
 {
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
     for (;; a++, b++) {
-        a += strcspn(a, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789");
-        b += strcspn(b, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789");
+        a += strcspn(a, letters);
+        b += strcspn(b, letters);
         if (tolower((unsigned char)*a) != tolower((unsigned char)*b)) {
             return false;
         }

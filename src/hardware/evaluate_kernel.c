@@ -1,6 +1,6 @@
 /*
- * The logistic function of many fp32 numbers, one kernel per instruction set: an exponential (reduction, polynomial,
- * scaling) and a division, the operations of neural networks' functions. rates.c times it; its results are not used.
+ * The logistic function of many fp32 numbers, one kernel per instruction set. Like most functions of neural networks it
+ * takes an exponential (reduction, polynomial, scaling) and a division. rates.c times it; its results are not used.
  */
 #include "hardware/evaluate_kernel.h"
 

@@ -1,5 +1,5 @@
 /*
- * evaluate_kernel.h - an elementary function of many numbers, for measuring a CPU's rate only.
+ * evaluate_kernel.h - an elementary function of many numbers, only for measuring a CPU's rate.
  * Tests: tests/c/hardware/test_hardware.c.
  */
 #ifndef MS_HARDWARE_EVALUATE_KERNEL_H
@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-/* The number of values that one call replaces, 64-byte aligned. They fit the first-level cache. */
+/* The number of values that one call replaces, in a 64-byte aligned array. They fit the first-level cache. */
 enum { MS__EVALUATE_FLOATS = 2048 };
 
 /* The fastest kernel for these MS_ISA_... bits. */

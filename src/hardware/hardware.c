@@ -17,7 +17,7 @@
 enum { MEASURE_BYTES = 256 << 20, DIR_SHARE = 4, MEMORY_SHARE = 8, TIME_SCALE_NEUTRAL = 1000 };
 #define DISK_LIMIT_NS UINT64_C(800000000)
 
-/* Rates of unoptimized or instrumented builds have their own cache key. */
+/* Unoptimized and instrumented builds have their own cached rates. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define BUILD_FLAVOUR "instrumented"
 #elif defined(__OPTIMIZE__)
@@ -81,7 +81,7 @@ static key_text machine_key(void)
     }
     size_t length = strcspn(machine, "\n");
     uname(&system);
-    /* Its owner calls the machine's number confidential: a sum tells machines apart as well. */
+    /* machine-id(5) says that the number is confidential; its hash tells machines apart as well. */
     snprintf(key.text, sizeof key.text, "machine %016llx kernel %s build %s %s",
              (unsigned long long)ms__checksum_plain(machine, length), system.release, ms_version(), BUILD_FLAVOUR);
     return key;
@@ -115,11 +115,11 @@ typedef struct rate_store {
     bool ignore; /* do not read cached rates; new rates are still written */
 } rate_store;
 
-static void open_store(const ms_hardware_options *options, rate_store *store)
+static void open_store(const char *cache_dir, bool ignore, rate_store *store)
 {
-    store->ignore = options->no_cache;
-    if (options->cache_dir != NULL) {
-        snprintf(store->dir, sizeof store->dir, "%s", options->cache_dir);
+    store->ignore = ignore;
+    if (cache_dir != NULL) {
+        snprintf(store->dir, sizeof store->dir, "%s", cache_dir);
     } else if (!ms__cache_directory("", store->dir, sizeof store->dir)) {
         store->dir[0] = '\0';
     }
@@ -211,9 +211,41 @@ uint32_t ms__probe_gpus(ms_gpu *gpus)
     return found;
 }
 
+bool ms_hardware_load_gpu_rates(ms_hardware *hardware, uint32_t device, const char *cache_dir, const char *key)
+{
+    ms__rate rates[MS__GPU_RATES];
+    rate_store store;
+    if (device >= hardware->gpu_count) {
+        return false;
+    }
+    open_store(cache_dir, false, &store);
+    ms__gpu_rates(&hardware->gpu[device], rates);
+    return rates_load(&store, "gpu", key, rates, MS__GPU_RATES);
+}
+
+void ms_hardware_set_gpu_rates(ms_hardware *hardware, uint32_t device, const char *cache_dir, const char *key,
+                               const uint64_t *measured)
+{
+    ms__rate rates[MS__GPU_RATES];
+    rate_store store;
+    bool are_all = true;
+    if (device >= hardware->gpu_count) {
+        return;
+    }
+    ms__gpu_rates(&hardware->gpu[device], rates);
+    for (size_t i = 0; i < MS__GPU_RATES; i++) {
+        are_all &= measured[i] > 0;
+        *rates[i].value = measured[i] > 0 ? ms_round_2_digits(measured[i]) : *rates[i].value;
+    }
+    if (are_all) {
+        open_store(cache_dir, false, &store);
+        round_and_save(&store, "gpu", key, rates, MS__GPU_RATES);
+    }
+}
+
 /* ---- the whole ---------------------------------------------------------- */
 
-/* A named directory must be usable (MS_ECONFIG); without a name, none need be found. */
+/* A directory named in the options must be usable (MS_ECONFIG). Without one, finding none is no error. */
 static int find_disk(const ms_hardware_options *options, ms_disk *disk, ms_error *err)
 {
     char reason[MS_NAME_MAX];
@@ -250,12 +282,12 @@ int ms_hardware_probe(const ms_hardware_options *options, ms_hardware *hardware,
         rc = find_disk(options, &found->disk, err);
     }
     if (rc == MS_OK) {
-        found->gpu_count = ms__probe_gpus(found->gpu);
+        found->gpu_count = options->no_gpus ? 0 : ms__probe_gpus(found->gpu);
         found->device = found->gpu_count > 0 ? 0 : -1;
         found->time_scale_permille = TIME_SCALE_NEUTRAL;
     }
     if (rc == MS_OK && !options->no_measure) {
-        open_store(options, &store);
+        open_store(options->cache_dir, options->no_cache, &store);
         find_cpu_rates(&store, &found->ram, &found->cpu);
         if (found->disk.dir[0] != '\0') {
             find_disk_rates(&store, &found->disk);
@@ -266,4 +298,10 @@ int ms_hardware_probe(const ms_hardware_options *options, ms_hardware *hardware,
     }
     ms_free(found);
     return rc;
+}
+
+uint64_t ms_hardware_at_pace(const ms_hardware *hardware, uint64_t predicted_ns)
+{
+    bool known = hardware != NULL && hardware->pace_permille != 0;
+    return known ? ms__mul_div(predicted_ns, hardware->pace_permille, 1000) : predicted_ns;
 }

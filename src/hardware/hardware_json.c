@@ -1,7 +1,7 @@
 /*
- * Reads and writes the hardware description as JSON (docs/formats/hardware.schema.json). Reading is strict: members
- * are required unless the schema says otherwise, bounded and known, so that a saved machine gives the same plans
- * elsewhere. A description that is read and written again is the same text byte for byte.
+ * Reads and writes the hardware description as JSON (docs/formats/hardware.schema.json). Reading is strict, so that a
+ * saved description gives the same plans elsewhere: unknown members and values out of bounds are refused, and members are
+ * required unless the schema says otherwise. Reading and writing a description gives the same text, byte for byte.
  */
 #include <string.h>
 
@@ -43,10 +43,9 @@ static const ms__json_field disk_fields[] = {
 };
 
 static const ms__json_field process_fields[] = {
-    MS__FIELD(ms_process, baseline_bytes, U64),
-    MS__FIELD(ms_process, scratch_bytes, U64),
-    MS__FIELD(ms_process, reserve_bytes, IF_ANY),
-    MS__FIELD(ms_process, products_bytes, IF_ANY),
+    MS__FIELD(ms_process, baseline_bytes, U64),    MS__FIELD(ms_process, scratch_bytes, U64),
+    MS__FIELD(ms_process, reserve_bytes, IF_ANY),  MS__FIELD(ms_process, products_bytes, IF_ANY),
+    MS__FIELD(ms_process, streamed_bytes, IF_ANY), MS__FIELD(ms_process, window_bytes, IF_ANY),
 };
 
 static const ms__json_field gpu_fields[] = {
@@ -57,9 +56,13 @@ static const ms__json_field gpu_fields[] = {
     MS__FIELD_NUMBER(ms_gpu, compute_major, U32, 0, COMPUTE_MOST),
     MS__FIELD_NUMBER(ms_gpu, compute_minor, U32, 0, COMPUTE_MOST),
     RATE(ms_gpu, matmul_flops_per_s),
+    MS__FIELD_NUMBER(ms_gpu, bf16_flops_per_s, IF_ANY, 1, 0),
+    MS__FIELD_NUMBER(ms_gpu, fp16_flops_per_s, IF_ANY, 1, 0),
     RATE(ms_gpu, stream_bytes_per_s),
     RATE(ms_gpu, to_host_bytes_per_s),
     RATE(ms_gpu, from_host_bytes_per_s),
+    MS__FIELD_NUMBER(ms_gpu, pageable_to_host_bytes_per_s, IF_ANY, 1, 0),
+    MS__FIELD_NUMBER(ms_gpu, pageable_from_host_bytes_per_s, IF_ANY, 1, 0),
 };
 
 /* The object `name` of the root, all of whose members are fields. */
@@ -192,8 +195,8 @@ static int read_device(const ms__json_at *root, ms_hardware *hardware)
 
 static int read_hardware(const ms__json_at *root, ms_hardware *hardware)
 {
-    static const char *const names[] = {"version", "cpu",  "ram",    "disk",
-                                        "process", "gpus", "device", "time_scale_permille"};
+    static const char *const names[] = {
+        "version", "cpu", "ram", "disk", "process", "gpus", "device", "time_scale_permille", "pace_permille"};
     int rc = ms__json_version(root, 1, 1, NULL);
     if (rc == MS_OK) {
         rc = ms__json_only(root, names, COUNT_OF(names));
@@ -218,6 +221,9 @@ static int read_hardware(const ms__json_at *root, ms_hardware *hardware)
     }
     if (rc == MS_OK) {
         rc = ms__json_u64(root, "time_scale_permille", 1, TIME_SCALE_MOST, &hardware->time_scale_permille);
+    }
+    if (rc == MS_OK) {
+        rc = ms__json_u64_or(root, "pace_permille", 1, TIME_SCALE_MOST, 0, &hardware->pace_permille);
     }
     return rc;
 }
@@ -285,6 +291,9 @@ char *ms_hardware_to_json(const ms_hardware *hardware)
     }
     ms__json_put_value(&writer, root, "device", json_integer(hardware->device));
     ms__json_put_u64(&writer, root, "time_scale_permille", hardware->time_scale_permille);
+    if (hardware->pace_permille != 0) {
+        ms__json_put_u64(&writer, root, "pace_permille", hardware->pace_permille);
+    }
     char *text = NULL;
     return ms__json_finish(&writer, root, "hardware", &text, NULL) == MS_OK ? text : NULL;
 }

@@ -1,6 +1,5 @@
 /*
- * Finds the instruction sets of the processor by CPUID (x86) or by the architecture (NEON is part of aarch64). Keeps
- * no state.
+ * Finds the processor's instruction sets: on x86 by CPUID; aarch64 always has NEON. Keeps no state.
  */
 #include "hardware/isa.h"
 

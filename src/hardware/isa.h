@@ -12,7 +12,7 @@
  * AMX may still need a request (arch_prctl). Thread-safe; takes a few hundred nanoseconds, so keep the answer. */
 uint32_t ms__isa_detect(void);
 
-/* The name of one bit ("avx2"), NULL for anything else; and the bit of a name, 0 if unknown. */
+/* The name of one bit ("avx2"), NULL for anything else; the bit of a name, 0 if unknown. */
 const char *ms__isa_name(uint32_t bit);
 uint32_t ms__isa_from_name(const char *name);
 

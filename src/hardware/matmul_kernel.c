@@ -1,7 +1,6 @@
 /*
- * The register-blocked inner loop of an fp32 matrix product, one function per
- * instruction set: ROWS x VECTORS accumulators, one multiply-add each per step.
- * rates.c times it; its results are not used.
+ * The register-blocked inner loop of an fp32 matrix product, one function per instruction set. It has ROWS x VECTORS
+ * accumulators; each step does one multiply-add in each. rates.c times it; its results are not used.
  */
 #include "hardware/matmul_kernel.h"
 

@@ -1,5 +1,5 @@
 /*
- * probe.h - the parts of the hardware probe, one file each; hardware.c combines them. An absent part is not a failure.
+ * probe.h - the parts of the hardware probe, one file each; hardware.c combines them. A part may be absent.
  * Tests: tests/c/hardware/test_probe.c.
  */
 #ifndef MS_HARDWARE_PROBE_H
@@ -13,7 +13,7 @@
 void ms__probe_cpu(ms_cpu *cpu);
 int ms__probe_ram(ms_ram *ram, ms_error *err);
 
-/* The processor's name out of the text of /proc/cpuinfo; "" if it has none. */
+/* The processor's name in the text of /proc/cpuinfo; "" if it has none. */
 void ms__cpu_name(const char *cpuinfo, char *name, size_t size);
 
 /* ---- hardware.c --------------------------------------------------------- */
@@ -31,21 +31,19 @@ typedef enum ms__disk_verdict {
     MS__DISK_UNFIT
 } ms__disk_verdict;
 
-/* Examines `dir`. If it does not exist, `make` makes it; without `make` the nearest existing directory above it is
- * examined. Fills everything except the rates; `reason` (of `reason_bytes`) gets the refusal without the
- * directory's name. */
+/* Examines `dir`. If `dir` does not exist: with `make` makes it, else examines the nearest existing directory above it.
+ * Fills everything except the rates; `reason` (of `reason_bytes`) gets the refusal without the directory's name. */
 ms__disk_verdict ms__disk_examine(const char *dir, bool make, ms_disk *disk, char *reason, size_t reason_bytes);
 
-/* Fills `disk` with the first fit directory of the usual places; without one, `dir` is empty and `refusal` says
- * why. */
+/* Fills `disk` with the first fit directory of the usual places. If none is fit, `dir` is empty and `refusal` gives the
+ * reasons. */
 void ms__disk_choose(bool make, ms_disk *disk);
 
 /* One line that identifies the disk of `dir` on this machine: device number, source and type of the mount. */
 void ms__disk_identity(const char *dir, char *out, size_t size);
 
-/* A directory for the user's cache files with `name` (may be "") below it:
- * under XDG_CACHE_HOME or ~/.cache. False if neither is known. Makes no
- * directory. */
+/* The path `name` (may be "") in the user's directory of cache files, under
+ * XDG_CACHE_HOME or ~/.cache. False if neither is known. Makes no directory. */
 bool ms__cache_directory(const char *name, char *out, size_t size);
 
 /* ---- rate_cache.c ------------------------------------------------------- */
@@ -55,8 +53,8 @@ typedef struct ms__rate {
     uint64_t *value;
 } ms__rate;
 
-/* Loads measured rates from a file in `dir`, one per `kind` ("cpu", "disk"). `key` is a line that identifies the
- * measured part. False if the file is missing, damaged, or of another key. */
+/* Loads measured rates from a file in `dir`; each `kind` ("cpu", "disk", "gpu") and `key` has its own file. `key` is a
+ * line that identifies the measured part. False if the file is missing, damaged, or has another key. */
 MS_NODISCARD bool ms__rate_cache_load(const char *dir, const char *kind, const char *key, const ms__rate *rates,
                                       size_t count);
 /* Replaces the file. A failure is only logged: the next run measures again. */

@@ -19,7 +19,7 @@
 #include "base/units.h"
 #include "hardware/probe.h"
 
-/* A directory that the user names may be small; a chosen one should hold a step's activations. */
+/* A directory that the user names may have little space; one that memscale chooses should hold a step's activations. */
 #define NAMED_LEAST_BYTES (UINT64_C(64) << 20)
 #define CHOSEN_LEAST_BYTES (UINT64_C(1) << 30)
 
@@ -30,7 +30,7 @@ enum { MOUNT_LINE_BYTES = 64 << 10, REASON_BYTES = 160 };
 typedef struct mount_info {
     char type[32];
     char source[256];
-    char upper[MS_PATH_MAX]; /* the upper directory of an overlay, which takes its writes; else "" */
+    char upper[MS_PATH_MAX]; /* of an overlay: its upper directory, which gets the writes; else "" */
 } mount_info;
 
 static bool is_below(const char *path, const char *mount_point)
@@ -54,8 +54,8 @@ static void copy_mount(const struct mntent *entry, mount_info *out)
     }
 }
 
-/* The mount that holds an existing path: the longest mount point above it; of several mounts on one point, the
- * last. */
+/* The mount that holds an existing path: that of the longest mount point above it; if several mounts share this point,
+ * the last one. */
 static bool find_mount(const char *path, mount_info *out)
 {
     char real[PATH_MAX];
@@ -326,7 +326,7 @@ void ms__disk_choose(bool make, ms_disk *disk)
         if (!usual_place(i, place, sizeof place)) {
             continue;
         }
-        /* First without making directories, so that a refused place is unchanged. */
+        /* First without making directories, so that refused places stay unchanged. */
         ms__disk_verdict verdict = ms__disk_examine(place, false, disk, reason, sizeof reason);
         if (verdict == MS__DISK_FIT && disk->free_bytes < CHOSEN_LEAST_BYTES) {
             snprintf(disk->refusal, sizeof disk->refusal, "%.*s has only %s free", (int)(MS_NAME_MAX - REASON_BYTES),

@@ -1,7 +1,7 @@
 /*
- * Keeps measured rates between runs: a small JSON file per machine and disk, replaced as a whole, so that processes
- * that start together do not damage it. Called by hardware.c only. A failure is one line in the
- * log of a process.
+ * Keeps measured rates between runs, in a small JSON file for each processor, disk and GPU. A file is replaced as a whole,
+ * so that processes that start together do not damage it. Called by hardware.c only. If a process can't write files, it
+ * logs one warning.
  */
 #include <stdatomic.h>
 #include <stdio.h>
@@ -14,7 +14,7 @@
 
 enum { FILE_MOST_BYTES = 64 << 10, RATES_MOST = 8 };
 
-/* No part of a machine is slower or faster: bytes, operations or evaluations a second. */
+/* Bounds of any rate, in bytes, operations or evaluations a second. */
 #define RATE_LEAST UINT64_C(1000)
 #define RATE_MOST UINT64_C(10000000000000000)
 
@@ -99,7 +99,7 @@ static int write_rates(const char *path, const char *dir, const char *key, const
 
 void ms__rate_cache_save(const char *dir, const char *kind, const char *key, const ms__rate *rates, size_t count)
 {
-    static _Atomic bool has_said; /* one unwritable folder fails for every kind of rate */
+    static _Atomic bool has_said; /* a folder that can't be written fails for every kind of rate */
     char path[MS_PATH_MAX];
     ms_error err;
     if (file_path(dir, kind, key, path, sizeof path) && write_rates(path, dir, key, rates, count, &err) != MS_OK) {

@@ -1,6 +1,6 @@
 /*
- * Measures the rates of processors and memory: matrix products, element-wise work, first touch of fresh pages,
- * checksums, bit packing. Called by the hardware probe if its cache lacks this machine. Frees all its memory.
+ * Measures the rates of processors and memory: matrix products, elementary functions, element-wise work, first touch of
+ * fresh pages, checksums, bit packing. Called by the hardware probe if its cache lacks this machine. Frees all its memory.
  */
 #include "hardware/rates.h"
 
@@ -17,14 +17,14 @@
 #include "hardware/evaluate_kernel.h"
 #include "hardware/matmul_kernel.h"
 
-/* An ordinary machine: rates for descriptions made without measuring. */
+/* Rates of an ordinary machine, for descriptions made without measuring. */
 #define DEFAULT_FLOPS_PER_CPU UINT64_C(50000000000)
 #define DEFAULT_STREAM_BYTES_PER_S UINT64_C(10000000000)
 #define DEFAULT_FAULT_BYTES_PER_S UINT64_C(5000000000)
 #define DEFAULT_CHECKSUM_BYTES_PER_S UINT64_C(10000000000)
 
-/* The speed of a library's matrix product in percent of the bare inner loop. Measured: fp32 products of a GPT-2
- * block (2048 x 768 x 3072 and back) through torch with MKL on AVX-512 reach 75 to 88. */
+/* The rate of a library's matrix product, in percent of the bare inner loop's. Measured: fp32 products of a GPT-2 block
+ * (2048 x 768 x 3072 and back) through torch with MKL on AVX-512 reach 75 to 88. */
 enum { MATMUL_EFFICIENCY_PERCENT = 80 };
 
 #define MATMUL_NS UINT64_C(80000000)
@@ -68,7 +68,7 @@ typedef struct team_member {
 } team_member;
 
 struct team {
-    uint64_t (*measure)(const team *, uint32_t index); /* runs for about a given time */
+    uint64_t (*measure)(const team *, uint32_t index); /* returns a member's rate */
     uint32_t size;
     uint32_t isa;
     char *memory;
@@ -187,8 +187,8 @@ static void scale_block(const char *from, char *to, size_t bytes)
     }
 }
 
-/* Reads this member's part of the first half and writes that of the second, in
- * blocks; the best full pass counts. */
+/* Reads this member's part of the memory's first half and writes its part of the second, block by block. The fastest
+ * pass counts. */
 static uint64_t measure_stream(const team *t, uint32_t index)
 {
     size_t half_bytes = t->memory_bytes / 2;
@@ -212,8 +212,8 @@ static uint64_t measure_stream(const team *t, uint32_t index)
 
 /* ---- pages and checksums ------------------------------------------------ */
 
-/* Touches every page of a fresh map, which the caller gets. The best part counts, because the kernel may pause to
- * gather huge pages. `*rate` only rises. */
+/* Touches every page of a fresh map, which the caller then owns. The fastest part counts, because the kernel may pause to
+ * gather huge pages. Raises `*rate` if it was lower. */
 static int measure_faults(size_t bytes, char **memory, uint64_t *rate, ms_error *err)
 {
     void *map;
@@ -273,7 +273,7 @@ static void draw_mask(char *memory, size_t bytes)
     }
 }
 
-/* Packing writes to fresh memory, as in a step. Unpacking writes to resident memory, because the plan counts the
+/* Packing writes to fresh memory, as it does in a step. Unpacking writes to resident memory, because the plan counts the
  * tensor's page faults separately. */
 static int measure_packing(char *memory, size_t bytes, ms_cpu *cpu, ms_error *err)
 {

@@ -1,6 +1,6 @@
 /*
- * Measures the write and read rates of a directory's disk under the file backend's access pattern: a file without a
- * name, direct I/O, two threads, 8 MB blocks. Called by the hardware probe if its cache lacks the disk.
+ * Measures the write and read rates of a directory's disk in the way of the file backend: an unnamed file, direct I/O, two
+ * threads, 8 MB blocks. Called by the hardware probe if its cache lacks the disk.
  */
 #include <fcntl.h>
 #include <stdatomic.h>
@@ -13,7 +13,7 @@
 #include "base/units.h"
 #include "hardware/rates.h"
 
-/* A SATA SSD: rates for descriptions made without measuring. */
+/* Rates of a SATA SSD, for descriptions made without measuring. */
 #define DEFAULT_WRITE_BYTES_PER_S UINT64_C(500000000)
 #define DEFAULT_READ_BYTES_PER_S UINT64_C(500000000)
 
@@ -25,8 +25,8 @@ void ms__rates_default_disk(ms_disk *disk)
     disk->read_bytes_per_s = DEFAULT_READ_BYTES_PER_S;
 }
 
-/* One direction over one file. Workers take the next block until none is left or the time is over. The first block
- * is taken even after the time is over, so that a stalled machine still gives a rate. */
+/* Writing or reading of one file. Workers take the next block until none is left or the time is over. The first block is
+ * taken even if the time is over, so that a stalled machine still gives a rate. */
 typedef struct transfer {
     const ms__file *file;
     bool is_write;

@@ -1,8 +1,7 @@
 /*
- * The blocks in use, the cache behind them and the ceiling over both. One mutex guards it all:
- * a cached block costs two orders of magnitude less than a page fault, and only under one lock
- * is live + cached <= ceiling true at every moment. Called from the allocator's own functions:
- * must not log or use malloc.
+ * The blocks in use, the cache behind them and the ceiling over both. One mutex guards all of it,
+ * so that live + cached <= ceiling holds at every moment. (A cached block takes a hundredth of the
+ * time of page faults.) Called from the allocator's own functions, so it must not log or use malloc.
  */
 #include "hostmem/heap.h"
 
@@ -15,6 +14,7 @@
 typedef struct heap {
     ms__mutex mutex;
     ms__map_cache cache;
+    ms__window window;
     uint64_t ceiling_bytes;
     uint64_t live_bytes; /* a freed block counts until it is unmapped */
     uint64_t evicted_bytes; /* out of the cache, being unmapped */
@@ -32,7 +32,7 @@ typedef struct heap {
 
 enum { PIECE_BYTES = 8 << 20 }; /* released in one go under the lock */
 
-static heap the_heap = {.mutex = MS__MUTEX_INIT};
+static heap the_heap = {.mutex = MS__MUTEX_INIT, .window = {.most_bytes = MS_STREAMED_WINDOW_BYTES}};
 
 /* Other libraries' fork handlers run between hostmem's, in the thread that holds the lock for the
  * fork, and may free a tensor. */
@@ -99,8 +99,10 @@ static void leaving_remove(ms__map_block *block)
     if (block->age_next != NULL) {
         block->age_next->age_prev = block->age_prev;
     }
-    *(block->evicted ? &the_heap.evicted_bytes : &the_heap.live_bytes) -= resident_bytes_of(block);
-    block->evicted = false;
+    if (!block->streamed) {
+        *(block->evicted ? &the_heap.evicted_bytes : &the_heap.live_bytes) -= resident_bytes_of(block);
+    }
+    block->evicted = block->streamed = false;
     ms__map_block_free(block);
 }
 
@@ -183,6 +185,19 @@ static void *open_map(uint64_t bytes)
     return address;
 }
 
+/* False, with the descriptor freed, if the table can't hold the block. */
+static bool block_place(ms__map_block *block, void *address, uint64_t bytes)
+{
+    block->absent_bytes = 0;
+    atomic_store_explicit(&block->address, (uintptr_t)address, memory_order_release);
+    atomic_store_explicit(&block->bytes, bytes, memory_order_release);
+    if (!ms__map_table_add(block)) {
+        ms__map_block_free(block);
+        return false;
+    }
+    return true;
+}
+
 static ms__map_block *map_block(uint64_t bytes)
 {
     ms__map_block *block = ms__map_block_new();
@@ -194,12 +209,8 @@ static ms__map_block *map_block(uint64_t bytes)
         ms__map_block_free(block);
         return NULL;
     }
-    block->absent_bytes = 0;
-    atomic_store_explicit(&block->address, (uintptr_t)address, memory_order_release);
-    atomic_store_explicit(&block->bytes, bytes, memory_order_release);
-    if (!ms__map_table_add(block)) {
+    if (!block_place(block, address, bytes)) {
         ms__unmap(address, bytes);
-        ms__map_block_free(block);
         return NULL;
     }
     the_heap.mapped_count++;
@@ -223,8 +234,12 @@ static void block_hand_out(ms__map_block *block, ms__heap_owner owner)
     block->tensor = owner == MS__HEAP_TENSOR;
     the_heap.tensor_blocks += block->tensor;
     the_heap.live_blocks++;
-    the_heap.live_bytes += bytes_of(block);
-    raise_peaks();
+    if (block->streamed) {
+        ms__window_add(&the_heap.window, block);
+    } else {
+        the_heap.live_bytes += bytes_of(block);
+        raise_peaks();
+    }
     atomic_store_explicit(&block->serial, ++the_heap.last_serial, memory_order_release);
 }
 
@@ -233,6 +248,9 @@ static void block_take_back(ms__map_block *block)
     atomic_store_explicit(&block->serial, 0, memory_order_release);
     the_heap.tensor_blocks -= block->tensor;
     the_heap.live_blocks--;
+    if (block->streamed) {
+        ms__window_remove(&the_heap.window, block);
+    }
 }
 
 static bool is_served(ms__heap_owner owner)
@@ -292,11 +310,24 @@ void *ms__heap_alloc(size_t bytes, ms__heap_owner owner)
     return block != NULL ? address_of(block) : NULL;
 }
 
+bool ms__heap_adopt(void *address, uint64_t bytes)
+{
+    lock_heap();
+    ms__map_block *block = the_heap.accepts_tensors ? ms__map_block_new() : NULL;
+    bool is_ours = block != NULL && block_place(block, address, bytes);
+    if (is_ours) {
+        block->streamed = true;
+        block_hand_out(block, MS__HEAP_TENSOR);
+    }
+    unlock_heap();
+    return is_ours;
+}
+
 /* Caches the block if that stays under the ceiling: freeing moves bytes from live to cached, so the
  * sum decides. True if the caller must unmap the block instead. */
 static bool block_cache_or_leave(ms__map_block *block)
 {
-    if (held_bytes() <= the_heap.ceiling_bytes) {
+    if (!block->streamed && held_bytes() <= the_heap.ceiling_bytes) {
         the_heap.live_bytes -= bytes_of(block);
         ms__map_cache_put(&the_heap.cache, block);
         return false;
@@ -358,6 +389,13 @@ void ms__heap_trim(uint64_t keep_bytes)
 {
     lock_heap();
     cache_trim(keep_bytes);
+    unlock_heap();
+}
+
+void ms__heap_visit_window(void (*body)(ms__window *window, void *argument), void *argument)
+{
+    lock_heap();
+    body(&the_heap.window, argument);
     unlock_heap();
 }
 

@@ -2,34 +2,42 @@
  * heap.h - the blocks in use and the cache behind them, under one lock.
  *
  * Called by the public functions, by the hooks in the allocator's slots and by the fork
- * handlers. All of it may run inside free(): it allocates only maps, and never logs.
+ * handlers. Every function may run inside free(), so it allocates only maps and never logs.
  *
  * Tests: tests/c/hostmem/test_heap.c, test_threads.c.
  */
 #ifndef MS_HOSTMEM_HEAP_H
 #define MS_HOSTMEM_HEAP_H
 
+#include "hostmem/window.h"
 #include "memscale/hostmem.h"
 
 typedef enum ms__heap_owner {
     MS__HEAP_TENSOR, /* through the allocator's slot, while tensors are accepted */
-    MS__HEAP_LIBRARY /* a buffer of the library's own */
+    MS__HEAP_LIBRARY /* the library's own buffer */
 } ms__heap_owner;
 
-/* A block of at least `bytes` and MS_HOSTMEM_MIN_BYTES, whole pages; NULL without memory, or for a
- * tensor while none are accepted. */
+/* A block of whole pages, at least `bytes` and MS_HOSTMEM_MIN_BYTES. NULL when out of memory, or for a
+ * tensor while tensors are not accepted. */
 void *ms__heap_alloc(size_t bytes, ms__heap_owner owner);
 
-/* True if `address` was a block in use; it is then free. For any other address it costs a look-up
- * without a lock. */
+/* Frees the block in use at `address`; false if there is none, at the cost of a look-up without a
+ * lock. */
 bool ms__heap_free(void *address);
 
-/* Sets whether ms__heap_alloc() serves tensors. After it returns from switching that off, no block is
- * made for a caller that saw the old value. */
+/* Makes a streamed map of whole pages a block in use. It is not counted in any bytes but the window's. False, with
+ * the map left to the caller, when out of memory or while tensors are not accepted. */
+bool ms__heap_adopt(void *address, uint64_t bytes);
+
+/* Runs `body` with the window of the streamed blocks, under the heap's lock. */
+void ms__heap_visit_window(void (*body)(ms__window *window, void *argument), void *argument);
+
+/* Sets whether ms__heap_alloc() serves tensors. Once it has returned after switching that off, no tensor
+ * gets a block, even if its call began earlier. */
 void ms__heap_accept_tensors(bool accept);
 
-/* Runs `restore` under the heap's lock unless tensors are accepted. `none_left` says whether no block
- * of theirs is left; none can be made meanwhile. */
+/* Runs `restore` under the heap's lock unless tensors are accepted. `none_left`: no block of a tensor is
+ * left. None can be made meanwhile. */
 void ms__heap_retire(void (*restore)(bool none_left));
 
 void ms__heap_set_ceiling(uint64_t ceiling_bytes);
@@ -37,8 +45,8 @@ void ms__heap_trim(uint64_t keep_bytes);
 void ms__heap_get_stats(ms_hostmem_stats *stats); /* all but `means` */
 void ms__heap_reset_peak(void);
 
-/* Hold the lock over a fork. The child drops the cache, whose pages it shares with its parent, and
- * caches nothing from then on. */
+/* Hold the lock during a fork. The child drops the cache, whose pages it shares with its parent, and
+ * then caches nothing. */
 void ms__heap_before_fork(void);
 void ms__heap_after_fork(bool in_child);
 

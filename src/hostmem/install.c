@@ -17,6 +17,7 @@
 #include "base/thread.h"
 #include "hostmem/heap.h"
 #include "hostmem/slots.h"
+#include "hostmem/streamed.h"
 
 typedef int memalign_function(void **out, size_t alignment, size_t bytes);
 typedef void free_function(void *block);
@@ -86,11 +87,15 @@ static int hook_memalign(void **out, size_t alignment, size_t bytes)
 {
     if (bytes >= MS_HOSTMEM_MIN_BYTES && is_alignment_ours(alignment, bytes) && is_free_ours()) {
         int saved_errno = errno;
-        void *block = ms__heap_alloc(bytes, MS__HEAP_TENSOR);
+        bool streams = ms__streams();
+        void *block = streams ? ms__streamed_alloc(bytes) : ms__heap_alloc(bytes, MS__HEAP_TENSOR);
         errno = saved_errno;
         if (block != NULL) {
             *out = block;
             return 0;
+        }
+        if (streams) {
+            return ENOMEM; /* libc's memory is what must not be used; ms_streamed_failure() has the reason */
         }
     }
     return atomic_load_explicit(&real_memalign, memory_order_relaxed)(out, alignment, bytes);

@@ -1,7 +1,7 @@
 /*
- * install.h - taking the allocator's slots and restoring them.
+ * install.h - takes the allocator's slots and restores them.
  *
- * Called by the public functions in hostmem.c. Counts no bytes: heap.c does.
+ * Called by the public functions in hostmem.c; heap.c counts the bytes.
  *
  * Tests: tests/c/hostmem/test_slots.c, test_interposer.c, test_fixed_addresses.c.
  */
@@ -14,11 +14,11 @@ int ms__install(const char *library, ms_hostmem_means *means, ms_error *err);
 void ms__uninstall(void);
 ms_hostmem_means ms__install_means(void);
 
-/* After the last user is gone: restores the slots that could not be restored yet, if that is safe by
+/* After the last user's removal: restores the slots that could not be restored then, if that is safe
  * now. Costs one load if there are none. */
 void ms__install_settle(void);
 
-/* Registers the fork handlers, once. False without memory. */
+/* Registers the fork handlers, once. False when out of memory. */
 bool ms__install_cover_fork(void);
 
 #endif

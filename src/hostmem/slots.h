@@ -1,8 +1,8 @@
 /*
- * slots.h - finds, checks and exchanges the cells of a loaded library's relocation table through
- * which it calls a function of another library.
+ * slots.h - finds, checks and exchanges cells of a loaded library's relocation table: the library
+ * calls a function of another library through such a cell.
  *
- * Called by install.c. Knows nothing of the replacements.
+ * Called by install.c, which knows the replacements.
  *
  * Tests: tests/c/hostmem/test_slots.c, test_fixed_addresses.c.
  */
@@ -27,8 +27,8 @@ typedef struct ms__got_slot {
 } ms__got_slot;
 
 /*
- * The loaded library of this name, as an identity to compare, or NULL. Does not load it; once
- * found, it stays loaded for good.
+ * The loaded library of this name, as an identity to compare; NULL if it is not loaded. A library
+ * that was found is never unloaded.
  */
 const void *ms__got_slot_library(const char *name);
 
@@ -36,14 +36,14 @@ const void *ms__got_slot_library(const char *name);
  * Finds the cell through which `library` calls `symbol` and checks its value. True if that is
  * the address that the dynamic linker gives for the symbol (libc's, or that of an interposer
  * loaded before it), or the library's own stub that asks the linker at the first call; `real`
- * is then that function. Otherwise, or without a cell: false, and `reason` describes the value.
- * A cell that holds `ours` counts too; `real` then stays as it is.
+ * is then that function. Also true if the cell holds `ours`; `real` then does not change.
+ * Otherwise, or without a cell: false, and `reason` describes the value.
  */
 bool ms__got_slot_find(const void *library, const char *symbol, uintptr_t ours, ms__got_slot *slot,
                        char reason[MS__GOT_SLOT_REASON_MAX]);
 
 /* Writes `desired` if the cell still holds `expected`. False, with the cell unchanged, if it holds
- * another value or its page cannot be made writable. */
+ * another value or if its page cannot be made writable. */
 bool ms__got_slot_exchange(const ms__got_slot *slot, uintptr_t expected, uintptr_t desired);
 
 bool ms__got_slot_holds(const ms__got_slot *slot, uintptr_t address);

@@ -123,12 +123,14 @@ static plot_axes frontier_axes(const ms_frontier *frontier)
 
 static void frontier_add_ticks(ms__text *text, const plot_axes *axes)
 {
-    for (uint64_t i = 0; i <= TICKS; i++) {
-        uint64_t bytes = ms__mul_div(axes->most_bytes, i, TICKS), ns = ms__mul_div(axes->most_ns, i, TICKS);
+    uint64_t step_bytes = ms__tick_step(axes->most_bytes, TICKS), step_ns = ms__tick_step(axes->most_ns, TICKS);
+    for (uint64_t bytes = 0; bytes <= axes->most_bytes; bytes += step_bytes) {
         ms__text_add(text, "<text x=\"%d\" y=\"%d\" text-anchor=\"middle\">%s</text>\n", frontier_x(axes, bytes),
-                     BOTTOM + 18, ms__text_bytes(bytes).text);
+                     BOTTOM + 18, ms__tick_text(bytes, false).text);
+    }
+    for (uint64_t ns = 0; ns <= axes->most_ns; ns += step_ns) {
         ms__text_add(text, "<text x=\"%d\" y=\"%d\" text-anchor=\"end\">%s</text>\n", LEFT - 8,
-                     frontier_y(axes, ns) + 4, ms__text_ns(ns).text);
+                     frontier_y(axes, ns) + 4, ms__tick_text(ns, true).text);
         ms__text_add(text, "<path d=\"M%d %dH%d\" stroke=\"#ddd\"/>\n", LEFT, frontier_y(axes, ns), RIGHT);
     }
 }

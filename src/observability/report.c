@@ -9,6 +9,7 @@
 
 #include "base/units.h"
 #include "observability/report_chart.h"
+#include "observability/report_page.h"
 #include "sim/process.h"
 
 #define COUNT(table) (sizeof(table) / sizeof(table)[0])
@@ -26,7 +27,7 @@ typedef struct page {
     const ms_report *report;
     ms__text text;
     uint32_t sample_count;
-    ms_sample *samples; /* of the predicted step; NULL if it can't be replayed */
+    ms_sample *samples; /* of the predicted step, then of the unoptimized one; NULL if it can't be replayed */
     size_t record_count;
     ms_step_record *records;
     uint64_t *numbers; /* scratch for series */
@@ -44,7 +45,7 @@ static int page_take_samples(page *p, ms_error *err)
     uint32_t nodes = r->graph->node_count;
     ms_replay replay;
     uint8_t *techniques = ms_calloc(nodes, 2); /* and, for each node, its packed storages */
-    p->samples = ms_calloc(nodes, 2 * sizeof *p->samples);
+    p->samples = ms_calloc(nodes, 4 * sizeof *p->samples);
     if (techniques == NULL || p->samples == NULL) {
         ms_free(techniques);
         return ms_fail(err, MS_ENOMEM, "report: out of memory for %u nodes", nodes);
@@ -55,12 +56,20 @@ static int page_take_samples(page *p, ms_error *err)
                           .offload_min_bytes = r->plan->offload_min_bytes,
                           .write_window_bytes = r->plan->write_window_bytes,
                           .read_window_bytes = r->plan->read_window_bytes,
-                          .ceiling_bytes = r->plan->ceiling_bytes};
+                          .ceiling_bytes = r->plan->ceiling_bytes,
+                          .step_options = ms_plan_step_options(r->plan)};
     uint64_t reserve_bytes = ms__process_reserve(&r->hardware->process, r->graph);
     int rc = ms_simulate(r->graph, r->hardware, &choices, &replay, p->samples, err);
-    p->sample_count = 2 * nodes;
-    for (uint32_t i = 0; rc == MS_OK && i < p->sample_count; i++) { /* as in the plan's peak */
+    memset(techniques, 0, (size_t)nodes * 2);
+    choices = (ms_choices){.technique = techniques, .offload_min_bytes = MS_OFFLOAD_MIN_BYTES};
+    if (rc == MS_OK) {
+        rc = ms_simulate(r->graph, r->hardware, &choices, &replay, p->samples + (size_t)2 * nodes, err);
+    }
+    p->sample_count = rc == MS_OK ? 2 * nodes : 0;
+    for (size_t i = 0; i < (size_t)2 * p->sample_count; i++) { /* as in the plan's peak */
+        uint64_t *process = &p->samples[i].owner_bytes[MS_OWNER_PROCESS];
         p->samples[i].device_bytes = ms__sub_sat(p->samples[i].device_bytes, reserve_bytes);
+        *process = ms__sub_sat(*process, reserve_bytes);
     }
     ms_free(techniques);
     return rc;
@@ -164,10 +173,12 @@ static void add_comparison(page *p)
     ms__text_add(&p->text, "<h2>Predicted against measured</h2>\n<table><tr><th></th><th>predicted</th>"
                            "<th>measured</th><th>difference</th></tr>\n");
     add_comparison_row(p, "peak", plan->replay.peak_bytes, measured_peak(p), false);
-    add_comparison_row(p, "step", plan->replay.step_ns, measured_step_ns(p), true);
+    add_comparison_row(p, "step", ms_hardware_at_pace(p->report->hardware, plan->replay.step_ns), measured_step_ns(p),
+                       true);
     add_comparison_row(p, "moved per step", plan->replay.moved_bytes, measured_moved(p), false);
     add_comparison_row(p, "peak without memscale", plan->unoptimized.peak_bytes, UINT64_MAX, false);
-    add_comparison_row(p, "step without memscale", plan->unoptimized.step_ns, UINT64_MAX, true);
+    add_comparison_row(p, "step without memscale", ms_hardware_at_pace(p->report->hardware, plan->unoptimized.step_ns),
+                       UINT64_MAX, true);
     ms__text_add(&p->text, "</table>\n<p>%s: %s. Decided by %s.</p>\n",
                  plan->pressure.budget_given ? "Budget" : "Target", ms__text_bytes(plan->pressure.allowed_bytes).text,
                  plan->decision_source);
@@ -215,6 +226,14 @@ static void add_run_memory(page *p)
     };
     ms__chart_add(&p->text,
                   &(ms__chart){"Memory over the run, as measured", "step", false, false, COUNT(series), series});
+}
+
+/* A place that the page's script draws in; the picture inside is for readers without scripts. */
+static void add_figure(page *p, const char *id, const char *title, void (*add_picture)(page *p))
+{
+    ms__text_add(&p->text, "<figure id=\"%s\"><figcaption>%s</figcaption><div class=\"picture\">\n", id, title);
+    add_picture(p);
+    ms__text_add(&p->text, "</div></figure>\n");
 }
 
 /* ---- layers and transfers -------------------------------------------------------------- */
@@ -327,14 +346,10 @@ static void add_head(page *p)
     ms__text_add(&p->text, "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
                            "<meta name=\"viewport\" content=\"width=device-width\"><title>memscale: ");
     ms__html_escape(&p->text, p->report->model);
-    ms__text_add(
-        &p->text,
-        "</title>\n<style>body{font:14px/1.4 system-ui,sans-serif;margin:2em auto;max-width:70em;"
-        "padding:0 1em;color:#222;background:#fff}table{border-collapse:collapse;margin:1em 0}"
-        "td,th{border:1px solid #ccc;padding:.25em .6em;text-align:right}"
-        "td:first-child,th:first-child,td.text{text-align:left}"
-        "pre{background:#f5f5f5;padding:1em;overflow:auto}svg{width:100%%;height:auto}"
-        ".strip{display:flex;height:3em}.strip i{flex:1;margin-right:1px}</style></head>\n<body><h1>memscale: ");
+    ms__text_add(&p->text, "</title>\n<style>");
+    ms__page_add_text(&p->text, ms__page_uplot_style);
+    ms__page_add_text(&p->text, ms__page_style);
+    ms__text_add(&p->text, "</style></head>\n<body><h1>memscale: ");
     ms__html_escape(&p->text, p->report->model);
     ms__text_add(&p->text, "</h1>\n");
 }
@@ -349,10 +364,10 @@ static void add_plan(page *p)
     add_comparison(p);
     ms__text_add(&p->text, "<h2>Memory</h2>\n");
     if (p->sample_count > 0) {
-        add_step_memory(p);
+        add_figure(p, "step-memory", "Memory within a step, as replayed", add_step_memory);
     }
     if (p->record_count > 0) {
-        add_run_memory(p);
+        add_figure(p, "run-memory", "Memory over the run, as measured", add_run_memory);
     } else {
         ms__text_add(&p->text, "<p>No step has been measured yet.</p>\n");
     }
@@ -366,6 +381,23 @@ static void add_plan(page *p)
     add_pre(p, ms_plan_explain(plan, -1));
 }
 
+/* uPlot under its licence, the numbers, and the script that draws them. */
+static void add_script(page *p)
+{
+    if (p->report->plan == NULL) {
+        return;
+    }
+    ms__page_add_numbers(&p->text, p->report, p->samples, p->sample_count, p->samples + p->sample_count, p->records,
+                         p->record_count);
+    ms__text_add(&p->text, "<script>/*\n");
+    ms__page_add_text(&p->text, ms__page_uplot_licence);
+    ms__text_add(&p->text, "*/\n");
+    ms__page_add_text(&p->text, ms__page_uplot);
+    ms__text_add(&p->text, "</script>\n<script>\n");
+    ms__page_add_text(&p->text, ms__page_charts);
+    ms__text_add(&p->text, "</script>\n");
+}
+
 int ms_report_html(const ms_report *report, char **html, ms_error *err)
 {
     page p = {.report = report};
@@ -374,6 +406,7 @@ int ms_report_html(const ms_report *report, char **html, ms_error *err)
         add_head(&p);
         add_plan(&p);
         add_counters(&p);
+        add_script(&p);
         ms__text_add(&p.text, "</body></html>\n");
     }
     ms_free(p.samples);

@@ -4,8 +4,7 @@
 #include "observability/report_chart.h"
 
 #include <inttypes.h>
-
-#include "base/units.h"
+#include <string.h>
 
 /* The plot's frame in the picture, in pixels. */
 enum {
@@ -99,18 +98,44 @@ static int chart_y(const axes *a, uint64_t y)
     return BOTTOM - (int)ms__mul_div(BOTTOM - TOP, ms__min_u64(y, a->most_y), a->most_y);
 }
 
+uint64_t ms__tick_step(uint64_t span, uint64_t most)
+{
+    for (uint64_t power = 1;; power *= 10) {
+        for (uint64_t digit = 1; digit <= 5; digit += digit == 1 ? 1 : 3) { /* 1, 2, 5 */
+            if (span / (digit * power) <= most || power > UINT64_MAX / 50) {
+                return digit * power;
+            }
+        }
+    }
+}
+
+ms__unit_text ms__tick_text(uint64_t value, bool is_time)
+{
+    ms__unit_text made = is_time ? ms__text_ns(value) : ms__text_bytes(value);
+    char *unit = strchr(made.text, ' '), *point = strchr(made.text, '.');
+    if (unit != NULL && point != NULL) {
+        char *end = unit;
+        while (end[-1] == '0') {
+            end--;
+        }
+        end = end[-1] == '.' ? end - 1 : end;
+        memmove(end, unit, strlen(unit) + 1);
+    }
+    return made;
+}
+
 static void chart_add_ticks(ms__text *text, const ms__chart *chart, const axes *a)
 {
-    for (uint64_t i = 0; i <= TICKS; i++) {
-        uint64_t x = a->least_x + ms__mul_div(a->most_x - a->least_x, i, TICKS);
-        uint64_t y = ms__mul_div(a->most_y, i, TICKS);
+    uint64_t step_y = ms__tick_step(a->most_y, TICKS), step_x = ms__tick_step(a->most_x - a->least_x, TICKS);
+    for (uint64_t y = 0; y <= a->most_y; y += step_y) {
         ms__text_add(text, "<path d=\"M%d %dH%d\" stroke=\"#ddd\"/>", LEFT, chart_y(a, y), RIGHT);
-        ms__text_add(text, "<text x=\"%d\" y=\"%d\" text-anchor=\"end\">%s</text>", LEFT - 8, chart_y(a, y) + 4,
-                     ms__text_bytes(y).text);
-        ms__text_add(text, "<text x=\"%d\" y=\"%d\" text-anchor=\"%s\">", chart_x(a, x), BOTTOM + 18,
-                     i == TICKS ? "end" : "middle");
+        ms__text_add(text, "<text x=\"%d\" y=\"%d\" text-anchor=\"end\">%s</text>\n", LEFT - 8, chart_y(a, y) + 4,
+                     ms__tick_text(y, false).text);
+    }
+    for (uint64_t x = (a->least_x + step_x - 1) / step_x * step_x; x <= a->most_x; x += step_x) {
+        ms__text_add(text, "<text x=\"%d\" y=\"%d\" text-anchor=\"middle\">", chart_x(a, x), BOTTOM + 18);
         if (chart->x_is_time) {
-            ms__text_add(text, "%s</text>\n", ms__text_ns(x).text);
+            ms__text_add(text, "%s</text>\n", ms__tick_text(x, true).text);
         } else {
             ms__text_add(text, "%" PRIu64 "</text>\n", x);
         }

@@ -44,7 +44,7 @@ static const char *bucket_of(uint64_t value, const bucket *list, size_t count)
 
 #define BUCKET(value, list) bucket_of((value), (list), COUNT(list))
 
-static const char *const events[] = {"wrap", "finish"};
+static const char *const events[] = {"wrap_called", "finish"};
 static const char *const architectures[] = {"decoder",   "encoder",       "encoder_decoder",
                                             "attention", "convolutional", "recurrent"};
 static const char *const outcomes[] = {"planned", "skipped", "over_target", "infeasible", "error", "finished"};
@@ -90,6 +90,11 @@ static void put_techniques(ms__json_writer *writer, json_t *root, const ms_plan 
     for (int k = 0; k < MS_TECHNIQUE_COUNT; k++) {
         if (used[k]) {
             ms__json_add_string(writer, list, ms_technique_name((ms_technique)k));
+        }
+    }
+    for (int k = 0; plan != NULL && k < MS_STEP_OPTION_COUNT; k++) {
+        if (plan->step_options[k].chosen) {
+            ms__json_add_string(writer, list, ms_step_option_name((ms_step_option)k));
         }
     }
 }

@@ -5,15 +5,15 @@
  * default stream. A transfer begins after an event that its call recorded on the caller's
  * stream: by then the bytes are computed, and memory that torch reused is no longer read.
  *
- * A store has ended only when a lane has waited for the event after its copy. So work that the
- * caller queues after it learns of the end comes later on every stream, and torch may reuse the
- * storage, because the caller holds it until then.
+ * A store has ended only when a lane has waited for the event after its copy. The caller holds the
+ * storage until it learns of the end. Work that it queues afterwards comes later on every stream, so
+ * torch may then reuse the storage.
  *
  * A fetch from pinned memory is handed over as soon as its bytes are verified and its copy is queued,
- * with the event after the copy: streams wait for that, and no thread does. Its host memory may
- * be given to a store before the copy has read it; so each copy to the host begins after all copies to
- * the device that were queued before. Other fetches end like
- * stores: the staging memory of the disk is used again, pageable memory is unmapped.
+ * with the event after the copy: streams wait for that event, and no thread does. A store may get the
+ * fetch's host memory before the copy has read it; so each copy to the host begins after all copies
+ * to the device that were queued before. Other fetches end like stores, because the disk's staging
+ * memory is reused and pageable memory is unmapped.
  *
  * Checksums are computed here, since the engine cannot read the bytes: when they have arrived
  * on the host, and again before they go back.
@@ -115,7 +115,8 @@ static int device_mark(ms__backend *backend, void *stream, void **mark, ms_error
         if (event != NULL) {
             event_give(self, event);
         }
-        return ms_fail(err, MS_EIO, "%s: no event on the caller's stream (driver error %d)", backend->place, failure);
+        return ms_fail(err, MS_EIO, "%s: no event on the caller's stream (driver error %d%s)", backend->place, failure,
+                       self->device.kind->means(failure));
     }
     *mark = event;
     return MS_OK;
@@ -154,7 +155,9 @@ static int device_await(ms__backend *backend, void *end, uint64_t deadline_ns, m
     if (!has_ended && failure == 0) {
         return ms_fail(err, MS_ETIMEDOUT, "%s: a queued fetch did not end in time", backend->place);
     }
-    return failure == 0 ? MS_OK : ms_fail(err, MS_EIO, "%s: a fetch failed (driver error %d)", backend->place, failure);
+    return failure == 0 ? MS_OK
+                        : ms_fail(err, MS_EIO, "%s: a fetch failed (driver error %d%s)", backend->place, failure,
+                                  self->device.kind->means(failure));
 }
 
 static int device_order(ms__backend *backend, void *stream, void *end, uint64_t deadline_ns, ms_error *err)

@@ -1,8 +1,8 @@
 /*
  * codec.h - lossless compression of numbers on their way to a slow tier. Bytes of the same
- * significance are laid side by side; planes that compress (exponents, zeros) go through
- * zstd, the others are copied. A sample predicts the gain. Used by the engine's threads,
- * one codec each; takes no lock, decides nothing.
+ * significance form a plane. zstd compresses the planes that gain (exponents, zeros); the
+ * others are copied. A sample predicts the gain. Each of the engine's threads has its own
+ * codec; it takes no lock and decides nothing.
  *
  * Tests: tests/c/offload/test_codec.c.
  */
@@ -17,7 +17,7 @@ typedef struct ms__codec ms__codec;
 int ms__codec_open(ms__codec **codec, ms_error *err);
 void ms__codec_close(ms__codec *codec);
 
-/* How some data would be compressed. */
+/* The prediction for some data. */
 typedef struct ms__codec_view {
     uint64_t expected_bytes; /* predicted from a sample; `bytes` if compression gains nothing */
     uint32_t width;          /* bytes of a number */
@@ -26,12 +26,12 @@ typedef struct ms__codec_view {
 
 void ms__codec_look(ms__codec *codec, const void *data, uint64_t bytes, ms__codec_view *view);
 
-/* Compresses as the view says. Returns the compressed bytes, or 0 if they exceed `room`. */
+/* Compresses as in `view`. Returns the number of compressed bytes, or 0 if it exceeds `room`. */
 uint64_t ms__codec_compress(ms__codec *codec, const ms__codec_view *view, const void *data, uint64_t bytes,
                             void *compressed, uint64_t room);
 
-/* Writes exactly `bytes` to `data`; false if `compressed` is not ms__codec_compress()'s result for
- * that many. Safe for any contents of `compressed`. */
+/* Writes exactly `bytes` to `data`; false if `compressed` is not a result of ms__codec_compress() for
+ * `bytes`. Safe for any contents of `compressed`. */
 bool ms__codec_decompress(ms__codec *codec, const void *compressed, uint64_t compressed_bytes, void *data,
                           uint64_t bytes);
 

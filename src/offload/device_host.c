@@ -1,13 +1,15 @@
 /*
  * Space for what leaves a GPU, chosen extent by extent: pinned memory up to its limit or the
- * driver's; then pageable memory up to the cap; then the spill file. The first use of each of
- * the latter two is logged.
+ * driver's; then pageable memory up to the cap; then the spill file. The first use of pageable
+ * memory and of the file is logged.
  *
  * Pinned memory is one range of addresses, registered in chunks as needed, so that a small run
  * pins little. It is never unpinned before the end: pinning costs as much as moving the bytes
  * several times.
  */
 #include "offload/device_host.h"
+
+#include <stdio.h>
 
 #include "base/os/cgroup.h"
 #include "base/os/map.h"
@@ -147,6 +149,8 @@ int ms__device_host_open(ms__device_host *host, const ms__device *device, const 
     host->device = device;
     host->cap_bytes = options->tier == MS_TIER_DISK ? 0 : options->cap_bytes;
     host->has_disk = options->dir != NULL;
+    host->pageable_write_bytes_per_s = options->pageable_write_bytes_per_s;
+    host->pageable_read_bytes_per_s = options->pageable_read_bytes_per_s;
     if (host->has_disk) {
         ms__backend_options disk = *options;
         disk.cap_bytes = options->tier == MS_TIER_DISK ? options->cap_bytes : options->disk_cap_bytes;
@@ -208,12 +212,32 @@ static bool rung_is_new(ms__device_host *host, ms__rung rung)
     return is_first;
 }
 
+/* A limit that the caller set, or one that the driver did. */
+static void pageable_report(const ms__device_host *host, uint64_t pinned_bytes)
+{
+    const ms__device *device = host->device;
+    char cost[120] = "slower than pinned memory";
+    if (host->pageable_write_bytes_per_s != 0 && host->pageable_read_bytes_per_s != 0) {
+        snprintf(cost, sizeof cost, "moves at %s/s to the host and %s/s back",
+                 ms__text_bytes(host->pageable_write_bytes_per_s).text,
+                 ms__text_bytes(host->pageable_read_bytes_per_s).text);
+    }
+    if (pinned_bytes < host->pool_bytes) {
+        ms_log(MS_LOG_WARNING,
+               "%s %u: the driver pins %s of host memory, not the %s asked for; what exceeds it is pageable and %s",
+               device->kind->label, device->number, ms__text_bytes(pinned_bytes).text,
+               ms__text_bytes(host->pool_bytes).text, cost);
+    } else {
+        ms_log(MS_LOG_INFO, "%s %u: %s of host memory are pinned, the limit; more is pageable and %s",
+               device->kind->label, device->number, ms__text_bytes(pinned_bytes).text, cost);
+    }
+}
+
 static void rung_report(const ms__device_host *host, ms__rung rung, uint64_t pinned_bytes, uint64_t used_bytes)
 {
     const ms__device *device = host->device;
     if (rung == MS__RUNG_PAGEABLE) {
-        ms_log(MS_LOG_INFO, "%s %u: %s of host memory are pinned, the limit; more is pageable and slower",
-               device->kind->label, device->number, ms__text_bytes(pinned_bytes).text);
+        pageable_report(host, pinned_bytes);
     } else {
         ms_log(MS_LOG_INFO, "%s %u: %s of %s host memory are used; more goes to the %s", device->kind->label,
                device->number, ms__text_bytes(used_bytes).text, ms__text_bytes(host->cap_bytes).text,

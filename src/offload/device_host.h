@@ -1,6 +1,6 @@
 /*
- * device_host.h - the host's side of a device's extents: pinned memory, pageable memory or the
- * spill file. backend_device.c makes the transfers, device_host.c finds the space.
+ * device_host.h - the host's space for a device's extents: pinned memory, pageable memory or the
+ * spill file. device_host.c finds the space, backend_device.c makes the transfers.
  *
  * Tests: tests/c/offload/test_cuda.c.
  */
@@ -14,9 +14,10 @@ typedef struct ms__device_host {
     const ms__device *device;
     uint64_t cap_bytes;
     bool has_disk;
+    uint64_t pageable_write_bytes_per_s, pageable_read_bytes_per_s; /* for the log; 0: unknown */
     ms__spill spill; /* if has_disk */
 
-    unsigned char *pool; /* an address range; pinned from its start up to the part in use */
+    unsigned char *pool; /* an address range, pinned from its start as far as has been needed */
     uint64_t pool_bytes;
     ms__mutex lock; /* guards what follows */
     ms__extents pinned;
@@ -32,7 +33,7 @@ ms__rung ms__rung_of(uint64_t position);
 /* The address of a position in memory; the file offset of a position on disk. */
 unsigned char *ms__device_address(const ms__device_host *host, uint64_t position);
 uint64_t ms__device_offset(uint64_t position);
-/* Of `bytes` from here on, those that one copy may name: it may not cross registrations. */
+/* How many of the `bytes` from `position` on one copy may move: a copy must not cross registrations. */
 uint64_t ms__device_reach(const ms__device_host *host, uint64_t position, uint64_t bytes);
 
 int ms__device_host_open(ms__device_host *host, const ms__device *device, const ms__backend_ops *ops,

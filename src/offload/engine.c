@@ -59,6 +59,8 @@ static int open_backend(ms_offload *engine, const ms_offload_options *options, m
         .device_kind = options->device_kind,
         .device = options->device,
         .pinned_bytes = options->pinned_bytes,
+        .pageable_write_bytes_per_s = options->pageable_write_bytes_per_s,
+        .pageable_read_bytes_per_s = options->pageable_read_bytes_per_s,
         .disk_cap_bytes = value_or(options->disk_cap_bytes, UINT64_MAX),
         .stream_count = options->stream_count,
         .checksum = engine->checksum,
@@ -84,6 +86,8 @@ static int open_workers(ms_offload *engine, uint32_t wanted, ms_error *err)
     }
     while (engine->worker_count < wanted) {
         uint32_t index = engine->worker_count++; /* so that a half-open one is closed too */
+        engine->workers[index].only_fetches =
+            engine->backend->device_memory && index > 0 && index + 1 == wanted; /* the first is sure to start */
         int rc = ms__worker_open(&engine->workers[index], engine, index * depth, err);
         if (rc != MS_OK) {
             return rc;
@@ -114,8 +118,19 @@ static int start_threads(ms_offload *engine, ms_error *err)
             ms__mutex_unlock(&engine->lock);
             return MS_OK;
         }
+        ms__mutex_lock(&engine->lock);
+        engine->has_fetcher |= engine->workers[i].only_fetches;
+        ms__mutex_unlock(&engine->lock);
     }
     return MS_OK;
+}
+
+/* One more for a device, which takes fetches only, if the slab has slots for it. */
+static uint32_t wanted_workers(const ms_offload *engine, uint32_t asked)
+{
+    uint64_t places = ms__max_u64((engine->slab.bytes / engine->slot_bytes - 1) / engine->backend->lane_depth, asked);
+    uint64_t wanted = engine->backend->device_memory ? ms__min_u64(asked + 1, places) : asked;
+    return (uint32_t)ms__min_u64(wanted, engine->backend->lane_max);
 }
 
 static int open_parts(ms_offload *engine, const ms_offload_options *options, ms_error *err)
@@ -134,10 +149,7 @@ static int open_parts(ms_offload *engine, const ms_offload_options *options, ms_
     if (rc != MS_OK) {
         return rc;
     }
-    uint32_t worker_count = depth_of(options);
-    if (worker_count > engine->backend->lane_max) {
-        worker_count = engine->backend->lane_max;
-    }
+    uint32_t worker_count = wanted_workers(engine, depth_of(options));
     uint32_t private_count = worker_count * engine->backend->lane_depth;
     rc = ms__slots_open(&engine->slots, &engine->slab, engine->slot_bytes, private_count, err);
     if (rc != MS_OK) {

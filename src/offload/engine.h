@@ -9,35 +9,37 @@
  *   compression.c  the choice of pieces to compress
  *   fork.c         engines when the process forks or exits
  *
- * Why it never deadlocks. Four things are scarce: slots, room in lanes, space of the
- * tier, and the lock.
+ * Why the engine never deadlocks. Four things are scarce: slots, room in lanes, space of
+ * the tier, and the lock.
  *
- *   1. A lane's transfers end without help: finish() waits for the kernel (or copies) and
- *      for nothing of the engine. Each lane owns one bounce slot per transfer, so a fetch
- *      never needs a shared slot. Pieces that share a request (joining.c) were all ready
- *      when it started, so it waits for none of them.
- *   2. A shared slot, or room in one, is held either by a caller that is copying into it,
- *      which waits for nothing, or by a ready piece. A ready piece is in a queue or in a
- *      lane; lanes take from the queues whenever they have room, and 1 gives them room.
- *      So every slot is freed, whatever callers do. If more threads store than slots
- *      exist, each has ready pieces in all its slots, none waits for a slot while holding
- *      an empty one, and a store of any size needs a single slot. Pieces that share a slot
- *      count as if each had its own, so they take none from others.
+ *   1. A lane's transfers end without help: finish() waits only for the kernel (or copies).
+ *      Each lane owns one bounce slot per transfer, so a fetch never needs a shared slot.
+ *      Pieces that share a request (joining.c) were all ready when it started, so it waits
+ *      for none of them.
+ *      A store from a device waits in its lane for the device's compute. So one lane of such an
+ *      engine takes fetches only, and passes a wake-up for a store on to the others.
+ *   2. A shared slot, or room in one, is held by a caller that copies into it and waits for
+ *      nothing, or by a ready piece. A ready piece is in a queue or in a lane. Lanes take
+ *      from the queues whenever they have room, and by 1 they get room. So every slot is
+ *      freed, whatever callers do. If more threads store than slots exist, each thread has
+ *      ready pieces in all its slots, and no thread holds an empty slot while it waits for
+ *      another. A store of any size needs only one slot. Pieces that share a slot count as
+ *      if each had its own, so they take no slot from others.
  *   3. A free slot goes to the first thread that wakes. A caller may be overtaken, but
  *      only by stores, each of which is finite; its wait also has a deadline.
  *   4. No call waits for space: a full tier refuses the store (MS_ENOSPC) and the caller
  *      keeps its bytes. So no store waits for a drop, which only the caller could make.
- *   5. Under the lock, only conditions are waited for, which release it. It is the
- *      innermost lock except the backend's own (space of the tier), which takes no other.
- *      Before a fork the registry's lock is taken first, then the engines' in its order.
- *   6. Memory is bounded: copies fill the slab at most, a caller that is faster than the
+ *   5. Under the lock, threads wait only for conditions, which release it. Only the
+ *      backend's lock (space of the tier) may be taken under it, and no lock under that.
+ *      A fork first takes the registry's lock, then the engines' locks in its order.
+ *   6. Memory is bounded: copies fill at most the slab, a caller that is faster than the
  *      tier waits in the store call (back-pressure), and direct stores use no slot. Only
- *      the table of tickets grows, with the tickets that live at the same time.
+ *      the table of tickets grows, with the number of live tickets.
  *
  * If a device hangs, 1 fails. Then only two promises remain: waits end at their deadline
  * with MS_ETIMEDOUT, and memory that a lane may still write to is never freed.
  *
- * One lock guards the second part of struct ms_offload. It is held for bookkeeping only:
+ * One lock guards the second part of struct ms_offload. It is held only for bookkeeping:
  * never while bytes are copied, hashed or moved, while the backend is called (except to
  * release an orphan's extent), or while a line is logged (a sink may wait for a lock that
  * another caller holds).
@@ -58,7 +60,7 @@
 
 /* In the order in which lanes look for work. */
 typedef enum ms__queue {
-    MS__QUEUE_URGENT, /* a caller waits for it; the latest caller's comes first */
+    MS__QUEUE_URGENT, /* a caller waits for the ticket; the latest caller's ticket comes first */
     MS__QUEUE_FETCH,
     MS__QUEUE_STORE,
     MS__QUEUE_COUNT
@@ -67,16 +69,16 @@ typedef enum ms__queue {
 /* A request in a lane: a piece, or neighbouring tickets of one piece each. */
 typedef struct ms__job {
     ms__io io; /* first: finish() returns this address */
-    ms__ticket *ticket; /* and those joined to it, in the order of their positions */
+    ms__ticket *ticket; /* the first; tickets joined to it follow in order of position */
     uint32_t piece;
-    uint32_t stall_count;    /* consecutive answers without progress */
+    uint32_t stall_count;    /* consecutive results without progress */
     uint64_t bytes;          /* of the piece, without padding */
     unsigned char *memory;   /* the request's start; io.memory advances */
     unsigned char *bounce;   /* a private slot, for destinations that are not direct */
     uint64_t started_ns;
-    uint64_t moved_bytes;    /* to move in all: compressed, padding included */
+    uint64_t moved_bytes;    /* total to move: compressed, padding included */
     uint64_t codec_ns;       /* processor time of the codec */
-    bool is_hashed;          /* by the caller, while it copied the piece into a slot */
+    bool is_hashed;          /* the caller hashed the piece while it copied it into a slot */
     bool is_running;
 } ms__job;
 
@@ -85,6 +87,7 @@ typedef struct ms__worker {
     ms__lane *lane;
     ms__job *jobs; /* [backend->lane_depth] */
     uint32_t running_count;
+    bool only_fetches; /* takes no store, which may wait for the device's compute while a fetch is needed */
     ms__codec *codec; /* NULL: the engine compresses nothing */
     ms__thread thread;
 } ms__worker;
@@ -97,9 +100,9 @@ typedef struct ms__codec_cost {
 
 typedef struct ms__compression {
     bool is_on;
-    bool is_always;   /* whatever it costs */
-    uint64_t link_ns; /* to move COMPRESSION_UNIT_BYTES down and up; 0: unknown */
-    /* Guarded by the engine's lock once it is open. */
+    bool is_always;   /* whatever the cost */
+    uint64_t link_ns; /* time to move COMPRESSION_UNIT_BYTES down and up; 0: unknown */
+    /* Guarded by the engine's lock once the engine is open. */
     ms__codec_cost down, up;
     bool is_told;
 } ms__compression;
@@ -109,6 +112,7 @@ struct ms_offload {
     ms__slab slab;
     ms__worker *workers;
     uint32_t worker_count;
+    bool has_fetcher; /* the worker that takes only fetches has started; under the lock */
     uint64_t slot_bytes;
     uint64_t timeout_ns;
     ms_tier tier; /* as requested */
@@ -125,7 +129,7 @@ struct ms_offload {
     ms__slots slots;
     ms__tickets tickets;
     ms__link queues[MS__QUEUE_COUNT];
-    ms__link ended;         /* these stores, oldest first */
+    ms__link ended;         /* the stores of `ended_count`, oldest first */
     uint32_t waiting_count; /* pieces in queues */
     uint32_t running_count; /* pieces in lanes */
     uint32_t free_places;   /* requests that lanes could start now */
@@ -139,37 +143,41 @@ struct ms_offload {
 
 /* ---- transfer.c; the caller holds the lock ---- */
 
-/* Lets lanes take `piece_count` more of the ticket's pieces. */
+/* Lets lanes take `piece_count` more pieces of the ticket. */
 void ms__transfer_enqueue(ms_offload *engine, ms__ticket *ticket, uint32_t piece_count);
 
 /* Puts the ticket first in the urgent queue. */
 void ms__transfer_promote(ms_offload *engine, ms__ticket *ticket);
 
+/* The pieces that a worker takes. */
+typedef enum ms__wish { MS__WISH_ANY, MS__WISH_FETCH, MS__WISH_STORE } ms__wish;
+
 /* The ticket whose piece is moved next, or NULL. */
-ms__ticket *ms__transfer_first(ms_offload *engine);
+ms__ticket *ms__transfer_first(ms_offload *engine, ms__wish wish);
 
 /* Takes that piece; false if there is none. */
-bool ms__transfer_take(ms_offload *engine, ms__ticket **ticket, uint32_t *piece);
+bool ms__transfer_take(ms_offload *engine, ms__wish wish, ms__ticket **ticket, uint32_t *piece);
 
 /* Called when a taken piece has ended. */
 void ms__transfer_piece_ended(ms_offload *engine, ms__ticket *ticket, uint32_t piece, const ms__failure *failure);
 
-/* Starts no further piece; once the running ones have ended, the transfer fails with
+/* Starts no further piece; once the running pieces have ended, the transfer fails with
  * MS_ECANCELED. */
 void ms__transfer_stop(ms_offload *engine, ms__ticket *ticket);
 
 /* The same for a ticket that its owner has released: its end is not reported. */
 void ms__transfer_cancel(ms_offload *engine, ms__ticket *ticket);
 
-/* Ends the transfer if no piece of it is left. */
+/* Ends the transfer if none of its pieces is left. */
 void ms__transfer_settle(ms_offload *engine, ms__ticket *ticket);
 
 /* Starts fetching a stored, idle ticket into `memory`, after `mark`. */
 void ms__transfer_start_fetch(ms_offload *engine, ms__ticket *ticket, unsigned char *memory, uint64_t capacity,
                               void *mark);
 
-/* Returns a mark to the backend that made it; NULL is allowed. */
+/* Returns the ends of the ticket's pieces to the backend. */
 void ms__transfer_forget_ends(ms_offload *engine, ms__ticket *ticket);
+/* Returns *mark to the backend that made it, and sets it to NULL; accepts NULL. */
 void ms__transfer_unmark(ms_offload *engine, void **mark);
 
 uint64_t ms__piece_bytes(const ms_offload *engine, const ms__ticket *ticket, uint32_t piece);
@@ -179,14 +187,14 @@ int ms__transfer_error(const ms_offload *engine, const ms__ticket *ticket, ms_er
 
 /* ---- joining.c; the caller holds the lock ---- */
 
-/* Joins to a job's piece, just taken, the pieces that wait behind it and fit the same
- * request, as long as every lane keeps a piece to take. */
+/* Joins to the piece that a job has just taken the pieces that wait behind it and fit the
+ * same request, but leaves one piece for every lane. */
 void ms__job_take_along(ms_offload *engine, ms__job *job);
 
 /* ---- request.c ---- */
 
-/* Removes an idle ticket from all lists and ends its number; the caller releases the
- * extent in the backend. Under the lock. */
+/* Removes an idle ticket from all lists and makes its number unknown; the caller releases
+ * the extent in the backend. Under the lock. */
 void ms__ticket_retire(ms_offload *engine, ms__ticket *ticket);
 
 /* ---- worker.c ---- */
@@ -195,7 +203,7 @@ void ms__ticket_retire(ms_offload *engine, ms__ticket *ticket);
 int ms__worker_open(ms__worker *worker, ms_offload *engine, uint32_t first_slot, ms_error *err);
 /* Call after the thread has ended, or in a forked child, which has no such thread. */
 void ms__worker_close(ms__worker *worker);
-/* Body of the worker's thread: runs until the engine closes. */
+/* The worker's thread: runs until the engine closes. */
 void ms__worker_run(void *worker);
 
 /* ---- compression.c; without the lock ---- */
@@ -204,25 +212,25 @@ void ms__worker_run(void *worker);
  * measured cost; logs the decision unless the options fix it. Called before workers are opened. */
 int ms__compression_open(ms_offload *engine, const ms_offload_options *options, ms_error *err);
 
-/* Whether a piece of so many bytes may be compressed before it is written. */
+/* Whether a piece of `bytes` may be compressed before it is written. */
 bool ms__compression_may(const ms_offload *engine, uint64_t bytes);
 
 /* Before a piece is written: compresses it into the job's bounce slot if that saves time. */
 void ms__compression_compress(ms__worker *worker, ms__job *job);
 
 /* After a compressed piece was read: decompresses it to `to`. False if the bytes differ from
- * those written. */
+ * the written ones. */
 bool ms__compression_decompress(ms__worker *worker, ms__job *job, unsigned char *to);
 
-/* Called when a piece that passed the codec has ended. Under the lock; true if the caller has to
- * call ms__compression_report(), without the lock. */
+/* Called under the lock when a piece that passed the codec has ended. If true, the caller must call
+ * ms__compression_report() without the lock. */
 bool ms__compression_count(ms_offload *engine, const ms__job *job);
 void ms__compression_report(ms_offload *engine);
 
 /* ---- fork.c ---- */
 
 /* Installs the process's handlers, before its first engine: without them a fork in the middle of
- * a read would corrupt the child's pages. Fails only without memory. */
+ * a read would corrupt the child's pages. Fails only when out of memory. */
 int ms__fork_prepare(ms_error *err);
 /* From register to unregister the engine pauses for forks and is unusable in children. */
 void ms__fork_register(ms_offload *engine);

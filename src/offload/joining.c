@@ -8,11 +8,11 @@
  * the transfer fails, each of them fails. A ticket cancelled meanwhile is moved anyway and
  * does not affect the others.
  *
- * No transfer is delayed for joining. A store wakes a worker, which starts it whether or
- * not neighbours are about to come. Only if more pieces wait than lanes have places does a
- * worker take neighbours along, in the order of the queues, leaving a piece for each
- * place. The first of them ends with the others: at most the time to move and check
- * REQUEST_BYTES_MAX later than alone. A piece that a caller waits for is moved alone.
+ * No transfer waits for others to join it. A store wakes a worker, which starts it at once. A
+ * worker takes neighbours along only if more pieces wait than lanes have places; it takes
+ * them in the order of the queues, and leaves a piece for each place. Joined pieces end
+ * together: the first ends later than alone, at most by the time to move and check
+ * REQUEST_BYTES_MAX. A piece that a caller waits for is moved alone.
  */
 #include "base/units.h"
 #include "offload/engine.h"
@@ -49,7 +49,7 @@ void ms__job_take_along(ms_offload *engine, ms__job *job)
         return;
     }
     while (engine->waiting_count > engine->free_places) {
-        ms__ticket *next = ms__transfer_first(engine);
+        ms__ticket *next = ms__transfer_first(engine, MS__WISH_ANY);
         uint32_t piece;
         bytes += next->extent_bytes;
         if (bytes > most_bytes || !may_join(engine, next)) {
@@ -59,7 +59,7 @@ void ms__job_take_along(ms_offload *engine, ms__job *job)
         if (!is_behind && !is_followed_by(next, job->ticket)) { /* backward fetches in reverse order */
             return;
         }
-        (void)ms__transfer_take(engine, &next, &piece);
+        (void)ms__transfer_take(engine, MS__WISH_ANY, &next, &piece);
         if (is_behind) {
             last = last->joined = next;
         } else {

@@ -1,6 +1,6 @@
 /*
- * list.h - a doubly linked list whose links are inside its members: the engine's queues and
- * its list of ended stores. Allocates nothing, so nothing can fail.
+ * list.h - a doubly linked list whose links are inside its members: for the engine's queues
+ * and its list of ended stores. Allocates nothing, so nothing can fail.
  *
  * Tests: tests/c/offload/test_order.c.
  */

@@ -1,9 +1,9 @@
 /*
  * slab.h - one private map of exact size from which an engine's slots are cut.
  *
- * Page-aligned, zero when new, huge pages advised, not inherited by forked
- * children, near the thread that opens the engine. Slots are touched only when used, so an
- * engine that moves nothing through slots costs no memory.
+ * The map is page-aligned and zero at first. Huge pages are advised, on the memory node of the thread
+ * that opens the engine. Forked children do not inherit it. Slots are touched only when used, so an
+ * engine that moves nothing through slots takes no memory.
  *
  * Tests: tests/c/offload/test_slab.c.
  */
@@ -24,19 +24,19 @@ int ms__slab_open(ms__slab *slab, uint64_t bytes, ms_error *err);
  * node and logs the result. Any thread may touch them. */
 void ms__keep_near(void *address, uint64_t bytes, uint32_t node_count, const char *what);
 
-/* Brings every page of a fresh range into memory, with several threads if it is large: one thread
- * clears pages hardly faster than a link moves them. Without threads the caller does it alone. */
+/* Brings every page of a fresh range into memory. A large range gets several threads, because one
+ * thread clears pages hardly faster than a link moves them; the caller works alone if none starts. */
 void ms__touch(void *address, uint64_t bytes);
-/* Frees the range's pages; it reads as zeros again. */
+/* Frees the range's pages; the range reads as zeros again. */
 void ms__untouch(void *address, uint64_t bytes);
 
 void ms__slab_close(ms__slab *slab);
 
-/* In a forked child, which did not inherit the map: clears the fields without unmapping, since
+/* In a forked child, which did not inherit the map: clears the fields but unmaps nothing, because
  * the addresses may be in use by then. */
 void ms__slab_forget(ms__slab *slab);
 
-/* The part of it that is in memory. */
+/* The bytes of the slab that are in memory. */
 uint64_t ms__slab_resident_bytes(const ms__slab *slab);
 
 #endif

@@ -12,17 +12,17 @@
 #include "offload/backend.h"
 #include "offload/extents.h"
 
-/* The first member of such a backend's own struct. */
+/* The first member of such a backend's struct. */
 typedef struct ms__spill {
     ms__backend base; /* first */
     ms__file file;
     uint64_t cap_bytes;
     ms__mutex lock; /* guards what follows */
     ms__extents extents;
-    uint64_t allocated_bytes; /* of the file, from its start */
+    uint64_t allocated_bytes; /* disk blocks reserved, from the file's start */
 } ms__spill;
 
-/* Creates the file and fills `base` except the number of lanes. `means` is one word for the
+/* Creates the file and fills `base`, except for the number of lanes. `means` is one word for the
  * mechanism that moves the bytes. */
 int ms__spill_open(ms__spill *spill, const ms__backend_ops *ops, const ms__backend_options *options, const char *means,
                    ms_error *err);

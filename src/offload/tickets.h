@@ -1,9 +1,9 @@
 /*
  * tickets.h - the table of tickets: the extent of each, and its transfer.
  *
- * A ticket number holds an index and a generation, so that a dropped number is always
- * recognised and never means another ticket. The structs keep their addresses while the
- * table grows: lanes point to them. All calls are made under the engine's lock.
+ * A ticket number holds an index and a generation, so that a dropped number is recognised
+ * and never means another ticket. Lanes point to the structs, so they keep their addresses
+ * while the table grows. All calls are made under the engine's lock.
  *
  * Tests: tests/c/offload/test_tickets.c.
  */
@@ -13,16 +13,16 @@
 #include "offload/backend.h"
 #include "offload/list.h"
 
-/* A part of an extent that is hashed and ends as one: a slot's size, the last one shorter. */
+/* A part of an extent that is hashed and ends as a unit: a slot's size, the last one shorter. */
 typedef struct ms__piece {
     uint64_t checksum;            /* of the bytes that were stored */
     uint64_t compressed_checksum; /* of the compressed bytes on the tier */
     uint32_t compressed_bytes;    /* 0: the piece is not compressed */
-    void *end;           /* the backend's, of a fetch that is queued and may not have ended; else NULL */
+    void *end;           /* ms__io.end of a fetch that is queued and may not have ended; else NULL */
     unsigned char *copy; /* a copied store's bytes in a slot, until they are written; else NULL */
 } ms__piece;
 
-/* How a transfer failed; its text is written on request. */
+/* The failure of a transfer; its text is written on request. */
 typedef struct ms__failure {
     int code; /* MS_OK: it did not fail */
     int system_errno;
@@ -49,21 +49,21 @@ typedef struct ms__ticket {
     bool is_canceled; /* dropped, or the engine closes: start no piece */
     bool is_orphan;   /* its owner gave up waiting: the end of the transfer releases it */
     bool is_urgent;       /* a caller waits for it */
-    bool is_followed;     /* somebody has waited for the ends of its pieces, or ordered a stream after them */
+    bool is_followed;     /* a caller has waited for the ends of its pieces, or ordered a stream after them */
     bool fetch_is_wanted; /* fetch it when the store has ended */
 
     /* The transfer in flight. */
     ms__direction direction;
     unsigned char *memory;
     uint64_t capacity;
-    void *mark; /* the backend's, for device memory; else NULL */
-    void *wanted_mark;
-    unsigned char *wanted_memory; /* of the fetch that waits for the store */
+    void *mark; /* from the backend, for device memory; else NULL */
+    void *wanted_mark; /* these three: of the fetch that waits for the store */
+    unsigned char *wanted_memory;
     uint64_t wanted_capacity;
     uint32_t ready_count;   /* pieces that may be taken */
     uint32_t next_piece;    /* first piece not taken */
     uint32_t running_count; /* pieces in lanes */
-    uint32_t follower_count; /* callers that wait, outside the lock, for what a fetch has queued */
+    uint32_t follower_count; /* callers that wait, without the lock, for queued ends of its pieces */
     struct ms__ticket *joined; /* in a lane: the next ticket in the same request */
     ms__failure failure;
 
@@ -82,14 +82,14 @@ typedef struct ms__tickets {
 void ms__tickets_init(ms__tickets *tickets);
 void ms__tickets_destroy(ms__tickets *tickets);
 
-/* A ticket in use with room for `piece_count` pieces, otherwise all zero; NULL when
- * memory is out. */
+/* A ticket in use with room for `piece_count` pieces, otherwise all zeros; NULL when out of
+ * memory. */
 ms__ticket *ms__tickets_new(ms__tickets *tickets, uint32_t piece_count);
 
-/* The ticket of that number, or NULL if it was never given out or is dropped. */
+/* The ticket with this number; NULL if the number was never given out or was dropped. */
 ms__ticket *ms__tickets_find(const ms__tickets *tickets, ms_ticket id);
 
-/* Ends the number's life; the struct is used again. */
+/* Makes the number unknown; the struct is used again. */
 void ms__tickets_release(ms__tickets *tickets, ms__ticket *ticket);
 
 /* Neither storing nor fetching. */

@@ -50,19 +50,29 @@ void ms__transfer_promote(ms_offload *engine, ms__ticket *ticket)
     }
 }
 
-ms__ticket *ms__transfer_first(ms_offload *engine)
+static bool is_wished(const ms__ticket *ticket, ms__wish wish)
 {
-    for (int queue = 0; queue < MS__QUEUE_COUNT && !engine->is_paused; queue++) {
-        if (!ms__list_empty(&engine->queues[queue])) {
-            return TICKET_OF_QUEUE(engine->queues[queue].next);
+    return wish == MS__WISH_ANY || (ticket->direction == MS__READ) == (wish == MS__WISH_FETCH);
+}
+
+ms__ticket *ms__transfer_first(ms_offload *engine, ms__wish wish)
+{
+    int queue_count = wish == MS__WISH_FETCH ? MS__QUEUE_STORE : MS__QUEUE_COUNT;
+    for (int queue = 0; queue < queue_count && !engine->is_paused; queue++) {
+        const ms__link *head = &engine->queues[queue];
+        for (ms__link *link = head->next; link != head; link = link->next) {
+            ms__ticket *ticket = TICKET_OF_QUEUE(link);
+            if (is_wished(ticket, wish)) {
+                return ticket;
+            }
         }
     }
     return NULL;
 }
 
-bool ms__transfer_take(ms_offload *engine, ms__ticket **ticket, uint32_t *piece)
+bool ms__transfer_take(ms_offload *engine, ms__wish wish, ms__ticket **ticket, uint32_t *piece)
 {
-    ms__ticket *first = ms__transfer_first(engine);
+    ms__ticket *first = ms__transfer_first(engine, wish);
     if (first == NULL) {
         return false;
     }

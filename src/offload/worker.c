@@ -4,6 +4,9 @@
  * it is in the cache; a copied piece is hashed while it is copied. It resumes short
  * transfers and reports results.
  *
+ * If bytes come from a device, the last worker takes fetches only, and a lane of the others never holds
+ * fetches and stores at once: a fetch never waits behind stores that wait for the device's compute.
+ *
  * A worker waits for two things only: for pieces when its lane is empty, and for the
  * transfers in its lane. It never waits for a slot (its own are private) nor for a caller,
  * so every accepted transfer ends without one.
@@ -54,6 +57,22 @@ static ms__job *worker_free_job(ms__worker *worker)
         }
     }
     return NULL;
+}
+
+/* A lane ends its transfers in order, and a store may wait for the device's compute: at its end, or if its host memory
+ * isn't pinned, at its start. Under the lock. */
+static ms__wish worker_wish(const ms__worker *worker)
+{
+    const ms_offload *engine = worker->engine;
+    if (worker->only_fetches) {
+        return MS__WISH_FETCH;
+    }
+    for (uint32_t i = 0; engine->has_fetcher && i < engine->backend->lane_depth; i++) {
+        if (worker->jobs[i].is_running) {
+            return worker->jobs[i].io.direction == MS__WRITE ? MS__WISH_STORE : MS__WISH_FETCH;
+        }
+    }
+    return MS__WISH_ANY;
 }
 
 /* The bytes of a ticket and those joined to it, padding included. */
@@ -111,12 +130,16 @@ static ms__job *worker_next_job(ms__worker *worker)
         return NULL;
     }
     ms__mutex_lock(&engine->lock);
+    ms__wish wish = worker_wish(worker);
     for (;;) {
-        is_taken = ms__transfer_take(engine, &job->ticket, &job->piece);
+        is_taken = ms__transfer_take(engine, wish, &job->ticket, &job->piece);
         if (is_taken || worker->running_count > 0 || engine->is_closing) {
             break;
         }
         ms__cond_wait(&engine->work_ready, &engine->lock);
+        if (worker->only_fetches) {
+            ms__cond_signal(&engine->work_ready); /* the wake-up may have been for a store */
+        }
     }
     if (is_taken) {
         engine->free_places--;

@@ -1,6 +1,7 @@
 /*
- * A shape that no plan fits, in the middle of training: the smallest plan for it, and the line that says how far it
- * passes the budget and how long inputs may be. Part of the pipeline. A pure function of its documents.
+ * Handles a shape that no plan fits, in the middle of training: makes the smallest plan for it, and the line that says
+ * how far the plan exceeds the budget and how long inputs may be. Part of the pipeline. A pure function of its
+ * documents.
  */
 #include <ctype.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /*
- * An evaluation that passed the budget: the line that says so and names a batch that would not. Part of the
+ * Writes the line about an evaluation that exceeded the budget, which names a batch that would fit. Part of the
  * pipeline; the caller logs it once. A pure function of its arguments.
  */
 #include <stdio.h>

@@ -4,6 +4,7 @@
 #include "memscale/frontier.h"
 
 #include "base/units.h"
+#include "pipeline/frontier_watch.h"
 #include "pipeline/pipeline_internal.h"
 #include "plan/plan_internal.h"
 
@@ -71,7 +72,7 @@ static int plan_point(const ms_graph *graph, const ms_hardware *hardware, ms_con
 }
 
 static int fill_frontier(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, uint32_t count,
-                         ms_frontier *frontier, ms_error *err)
+                         void (*planned)(void *argument), void *argument, ms_frontier *frontier, ms_error *err)
 {
     uint64_t smallest = 0;
     ms_plan *plan = NULL;
@@ -90,14 +91,17 @@ static int fill_frontier(const ms_graph *graph, const ms_hardware *hardware, con
         if (rc == MS_OK) {
             take_point(plan, budget, &frontier->points[i]);
             ms_plan_free(plan);
+            if (planned != NULL) {
+                planned(argument);
+            }
         }
     }
     frontier->point_count = count;
     return rc;
 }
 
-int ms_frontier_make(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, uint32_t count,
-                     ms_frontier **frontier, ms_error *err)
+int ms__frontier_make(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, uint32_t count,
+                      void (*planned)(void *argument), void *argument, ms_frontier **frontier, ms_error *err)
 {
     if (count < 1 || count > MS_FRONTIER_MOST_POINTS) {
         return ms_fail(err, MS_EINVAL, "frontier: %u points; give 1 to %d", count, MS_FRONTIER_MOST_POINTS);
@@ -108,11 +112,17 @@ int ms_frontier_make(const ms_graph *graph, const ms_hardware *hardware, const m
     }
     ms_config free_choice = *config;
     free_choice.force_optimize = false;
-    int rc = fill_frontier(graph, hardware, &free_choice, count, made, err);
+    int rc = fill_frontier(graph, hardware, &free_choice, count, planned, argument, made, err);
     if (rc != MS_OK) {
         ms_frontier_free(made);
         return rc;
     }
     *frontier = made;
     return MS_OK;
+}
+
+int ms_frontier_make(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, uint32_t count,
+                     ms_frontier **frontier, ms_error *err)
+{
+    return ms__frontier_make(graph, hardware, config, count, NULL, NULL, frontier, err);
 }

@@ -15,6 +15,7 @@ enum {
     EXPECTED_PERMILLE = 10,   /* expected scratch is corrected if further off than this */
     TIME_PERMILLE = 50,       /* the same for time, if it can change a choice */
     LATE_TIME_PERMILLE = 150, /* after the first steps: worth a new plan */
+    PACE_PERMILLE = 150,      /* times this far off are told at another pace */
     FIRST_TIME_STEP = 3,      /* caches are warm by then */
     LATE_TIME_STEP = 8,
     SETTLED_PLAN_STEPS = 2,   /* the first step under a new plan faults in new memory */
@@ -24,6 +25,9 @@ enum {
     STATE_PERMILLE = 10,
     MOST_PLANS = 3
 };
+
+/* A shorter step's time is not compared in the log: other work on the machine takes as long as the step. */
+static const uint64_t compared_step_ns = 200000000;
 
 static const struct {
     const char *name, *text;
@@ -70,18 +74,21 @@ static bool correct_loop(ms_loop *loop, const ms_plan *plan, const ms_observatio
         return false;
     }
     if (loop->observed) {
-        bool more = (seen->outputs_held && !loop->outputs_held) ||
-                    (seen->gradients_live_in_forward && !loop->gradients_live_in_forward);
+        bool live = seen->gradients_live_in_forward;
+        bool other = (seen->outputs_held && !loop->outputs_held) || (live && !loop->gradients_live_in_forward) ||
+                     (live && seen->gradients_cleared != loop->gradients_cleared);
         loop->outputs_held |= seen->outputs_held;
-        loop->gradients_live_in_forward |= seen->gradients_live_in_forward;
-        return more;
+        loop->gradients_live_in_forward |= live;
+        loop->gradients_cleared = live ? seen->gradients_cleared : loop->gradients_cleared;
+        return other;
     }
     loop->observed = true;
     loop->outputs_held = seen->outputs_held;
     loop->gradients_live_in_forward = seen->gradients_live_in_forward;
-    /* Gradients observed live may be accumulated into, which has another replay. */
+    loop->gradients_cleared = seen->gradients_live_in_forward && seen->gradients_cleared;
+    /* Gradients that are added to have another replay than those that live in forward alone. */
     return seen->outputs_held != plan->assumed_outputs_held ||
-           seen->gradients_live_in_forward != plan->assumed_gradients_live || seen->gradients_live_in_forward;
+           seen->gradients_live_in_forward != plan->assumed_gradients_live || ms__sim_accumulates(loop);
 }
 
 static bool correct_release(ms_loop *loop, const ms_observation *seen)
@@ -140,8 +147,10 @@ static uint64_t measured_scratch(const ms_graph *graph, const ms_hardware *hardw
 static bool grow_scratch(const ms_graph *graph, ms_hardware *hardware, const ms_plan *plan, const ms_observation *seen)
 {
     uint64_t allowed = allowed_peak(plan, seen);
-    bool over_budget = plan->pressure.budget_given && seen->peak_bytes > plan->pressure.allowed_bytes;
-    bool over_plan = seen->peak_bytes > allowed && off_by(seen->peak_bytes, allowed, PEAK_PERMILLE);
+    bool over_budget = ms_pipeline_over_budget(plan, seen);
+    /* Within a budget the rest may be maps of other shapes, which the cache gives up. */
+    bool over_plan =
+        !plan->pressure.budget_given && seen->peak_bytes > allowed && off_by(seen->peak_bytes, allowed, PEAK_PERMILLE);
     if (!over_budget && !over_plan) {
         return false;
     }
@@ -213,11 +222,17 @@ static bool plan_moves(const ms_plan *plan)
     return false;
 }
 
+static uint32_t timed_step(const ms_observation *seen)
+{
+    return (uint32_t)ms__sub_sat(seen->step, seen->time_lag);
+}
+
 /* Early: once for each plan, after its memory is faulted in. Later: at rare steps. */
 static bool time_is_early(const ms_observation *seen)
 {
-    return seen->step < LATE_TIME_STEP && seen->plan_steps >= SETTLED_PLAN_STEPS &&
-           (seen->step == FIRST_TIME_STEP || (seen->step > FIRST_TIME_STEP && seen->plan_steps == SETTLED_PLAN_STEPS));
+    uint32_t step = timed_step(seen), plan_steps = (uint32_t)ms__sub_sat(seen->plan_steps, seen->time_lag);
+    return step < LATE_TIME_STEP && plan_steps >= SETTLED_PLAN_STEPS &&
+           (step == FIRST_TIME_STEP || (step > FIRST_TIME_STEP && plan_steps == SETTLED_PLAN_STEPS));
 }
 
 /* The scale of compute matters only if there are transfers, which do not scale with it. */
@@ -226,7 +241,8 @@ static bool correct_time(ms_hardware *hardware, const ms_plan *plan, const ms_ob
     uint64_t stalls = ms__add_sat(plan->replay.stall_forward_ns, plan->replay.stall_backward_ns);
     bool early = time_is_early(seen);
     uint64_t permille = early ? TIME_PERMILLE : LATE_TIME_PERMILLE;
-    bool due = early || (seen->step >= LATE_TIME_STEP && is_rare_step(seen->step, LATE_TIME_STEP));
+    uint32_t step = timed_step(seen);
+    bool due = early || (step >= LATE_TIME_STEP && is_rare_step(step, LATE_TIME_STEP));
     if (plan->skipped || !due || seen->step_ns == MS_UNSET || seen->step_ns == 0 || plan->replay.step_ns <= stalls ||
         !plan_moves(plan) || !off_by(seen->step_ns, plan->replay.step_ns, permille)) {
         return false;
@@ -243,6 +259,21 @@ static bool correct_time(ms_hardware *hardware, const ms_plan *plan, const ms_ob
     return true;
 }
 
+/* The pace of the machine at everything. It changes no plan: slower compute and slower transfers leave the fastest
+ * plan the fastest. The first step also plans and faults memory in. */
+static void learn_pace(ms_hardware *hardware, const ms_plan *plan, const ms_observation *seen)
+{
+    uint64_t told = ms_hardware_at_pace(hardware, plan->replay.step_ns);
+    bool whole = seen->step > 1 && seen->plan_steps > 1 && !seen->smaller_inputs && plan->entry_count > 0;
+    if (!whole || seen->step_ns == MS_UNSET || seen->step_ns == 0 || told == 0 ||
+        !off_by(seen->step_ns, told, PACE_PERMILLE)) {
+        return;
+    }
+    uint64_t pace = ms__mul_div(seen->step_ns, 1000, plan->replay.step_ns);
+    pace = hardware->pace_permille == 0 ? pace : (pace + hardware->pace_permille) / 2;
+    hardware->pace_permille = ms__min_u64(ms__max_u64(ms_round_2_digits(pace), 10), 1000000);
+}
+
 /* ---- the line ---------------------------------------------------------------------------- */
 
 /* "+1.3%": measured against predicted. */
@@ -253,7 +284,24 @@ static void put_percent(char *text, size_t size, uint64_t measured, uint64_t pre
              (unsigned long long)(permille % 10));
 }
 
-static char *write_line(const ms_plan *plan, const ms_observation *seen, ms_drift drift)
+/* `told_ns` is what was predicted at the pace known so far. */
+static int put_time(char *line, size_t size, const ms_plan *plan, uint64_t told_ns, const ms_observation *seen)
+{
+    char percent[40], of[32] = "";
+    bool idle =
+        told_ns == plan->replay.step_ns && seen->step_ns > told_ns && off_by(seen->step_ns, told_ns, PACE_PERMILLE);
+    if (seen->time_lag > 0) {
+        snprintf(of, sizeof of, " of step %u", timed_step(seen));
+    }
+    if (ms__min_u64(seen->step_ns, told_ns) < compared_step_ns) {
+        return snprintf(line, size, " time%s %s measured;", of, ms__text_ns(seen->step_ns).text);
+    }
+    put_percent(percent, sizeof percent, seen->step_ns, told_ns);
+    return snprintf(line, size, " time%s %s measured, %s predicted%s (%s);", of, ms__text_ns(seen->step_ns).text,
+                    ms__text_ns(told_ns).text, idle ? " for an idle machine" : "", percent);
+}
+
+static char *write_line(const ms_plan *plan, uint64_t told_ns, const ms_observation *seen, ms_drift drift)
 {
     char line[512], percent[40];
     uint64_t expected = predicted_peak(plan, seen);
@@ -264,9 +312,7 @@ static char *write_line(const ms_plan *plan, const ms_observation *seen, ms_drif
                            ms__text_bytes(seen->peak_bytes).text, ms__text_bytes(expected).text, percent);
     }
     if (seen->step_ns != MS_UNSET && plan->replay.step_ns > 0) {
-        put_percent(percent, sizeof percent, seen->step_ns, plan->replay.step_ns);
-        length += snprintf(line + length, sizeof line - (size_t)length, " time %s measured, %s predicted (%s);",
-                           ms__text_ns(seen->step_ns).text, ms__text_ns(plan->replay.step_ns).text, percent);
+        length += put_time(line + length, sizeof line - (size_t)length, plan, told_ns, seen);
     }
     bool stays = seen->replan_refused && drift == MS_DRIFT_NONE;
     snprintf(line + length, sizeof line - (size_t)length, " %s%s%s",
@@ -276,13 +322,17 @@ static char *write_line(const ms_plan *plan, const ms_observation *seen, ms_drif
     return ms_strdup(line);
 }
 
+bool ms_pipeline_over_budget(const ms_plan *plan, const ms_observation *seen)
+{
+    return plan->pressure.budget_given && seen->peak_bytes != MS_UNSET &&
+           seen->peak_bytes > plan->pressure.allowed_bytes;
+}
+
 /* Corrections end after a few plans, unless the budget is at stake. */
 static bool is_settled(const ms_plan *plan, const ms_observation *seen)
 {
     bool known = seen->plans != MS_UNSET && seen->plans >= MOST_PLANS;
-    bool over =
-        plan->pressure.budget_given && seen->peak_bytes != MS_UNSET && seen->peak_bytes > plan->pressure.allowed_bytes;
-    return known && !over;
+    return known && !ms_pipeline_over_budget(plan, seen);
 }
 
 static ms_drift observe_step(ms_graph *graph, ms_hardware *hardware, const ms_plan *plan, const ms_observation *seen)
@@ -318,13 +368,20 @@ int ms_pipeline_observe(ms_graph *graph, ms_hardware *hardware, const ms_config 
     (void)config;
     ms_loop loop = graph->loop;
     ms_process process = hardware->process;
-    uint64_t scale = hardware->time_scale_permille;
+    uint64_t scale = hardware->time_scale_permille, pace = hardware->pace_permille;
+    uint64_t told_ns = ms_hardware_at_pace(hardware, plan->replay.step_ns);
     ms_drift found = observe_step(graph, hardware, plan, observation);
-    char *text = write_line(plan, observation, found);
+    if (hardware->time_scale_permille != scale) {
+        hardware->pace_permille = 0; /* the next plan predicts other times */
+    } else {
+        learn_pace(hardware, plan, observation);
+    }
+    char *text = write_line(plan, told_ns, observation, found);
     if (text == NULL) {
         graph->loop = loop;
         hardware->process = process;
         hardware->time_scale_permille = scale;
+        hardware->pace_permille = pace;
         return ms_fail(err, MS_ENOMEM, "observe: out of memory");
     }
     *drift = found;

@@ -244,10 +244,24 @@ int ms__pipeline_plan(const ms_graph *graph, const ms_hardware *hardware, const 
     return plan_any(graph, hardware, config, plan, err);
 }
 
+void ms__pipeline_add_forced(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, ms_plan *plan)
+{
+    ms_config wanted = *config;
+    ms_plan *forced = NULL;
+    wanted.force_optimize = true;
+    if (ms__pipeline_plan(graph, hardware, &wanted, &forced, NULL) == MS_OK) {
+        plan->why.forced = (ms_neighbour){forced->replay.peak_bytes, forced->replay.peak_bytes, forced->replay.step_ns};
+    }
+    ms_plan_free(forced);
+}
+
 int ms_pipeline_plan(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, ms_plan **plan,
                      ms_error *err)
 {
     int rc = ms__pipeline_plan(graph, hardware, config, plan, err);
+    if (rc == MS_OK && (*plan)->skipped) {
+        ms__pipeline_add_forced(graph, hardware, config, *plan);
+    }
     if (rc == MS_EINFEASIBLE && err != NULL) {
         ms__pipeline_suggest(graph, hardware, config, err);
     }

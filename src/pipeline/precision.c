@@ -1,6 +1,6 @@
 /*
- * Whether a wrapped forward runs under autocast to BF16 or FP16 (`use_mixed_precision`): decided once, on a
- * CPU from the step traced without and with autocast. Part of the pipeline; the caller enters autocast.
+ * Decides once whether wrapped forwards run under autocast to BF16 or FP16 (`use_mixed_precision`). On a CPU it
+ * compares the step traced without and with autocast. Part of the pipeline; the caller enters autocast.
  */
 #include <stdio.h>
 

@@ -4,28 +4,35 @@
  */
 #include <stdio.h>
 
+#include "base/units.h"
 #include "pipeline/pipeline_internal.h"
-
-static void choose_strategy(const ms_config *config, const ms_policy *trained, bool rules_only,
-                            ms_strategy_decision *decision)
-{
-    if (rules_only || trained == NULL) {
-        ms_policy_rule(&decision->context, config, decision);
-        decision->source = rules_only ? MS_DECISION_SOURCE_RULE : MS_DECISION_SOURCE_RULE_FALLBACK;
-        return;
-    }
-    decision->source = MS_DECISION_SOURCE_ML;
-    decision->strategy = ms_policy_choose(trained, &decision->context);
-    snprintf(decision->reason, sizeof decision->reason, "policy \"%.64s\"", ms_policy_name(trained));
-}
+#include "sim/sim.h"
 
 /* Stage 1 does not decide: the configuration stays as it is. */
-static void use_config(const ms_config *config, ms_strategy_decision *decision)
+static void use_config(const ms_config *config, const char *reason, ms_strategy_decision *decision)
 {
     decision->source = MS_DECISION_SOURCE_USER_CONFIG;
-    decision->strategy = (ms_strategy){config->mode, config->enable_checkpointing, config->enable_offloading};
-    snprintf(decision->reason, sizeof decision->reason,
-             "without a GPU and without a budget there is no pressure to judge by");
+    decision->strategy = (ms_strategy){config->mode, config->enable_checkpointing, config->enable_offloading, 1000, 0};
+    snprintf(decision->reason, sizeof decision->reason, "%s", reason);
+}
+
+int ms_pipeline_as_configured(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
+                              ms_strategy_decision *decision, ms_error *err)
+{
+    ms_pressure pressure;
+    ms_strategy_decision made = {0};
+    int rc = MS_OK;
+    if (graph != NULL && hardware != NULL) {
+        rc = ms__pipeline_pressure(graph, hardware, config, &pressure, err);
+        if (rc == MS_OK) {
+            rc = ms__pipeline_context(graph, hardware, config, &pressure, &made.context, err);
+        }
+    }
+    if (rc == MS_OK) {
+        use_config(config, config->auto_policy ? "no step is known yet" : "auto_policy is off", &made);
+        *decision = made;
+    }
+    return rc;
 }
 
 static int name_source(const ms_strategy_decision *decision, ms_plan *plan, ms_error *err)
@@ -39,14 +46,62 @@ static int name_source(const ms_strategy_decision *decision, ms_plan *plan, ms_e
     return MS_OK;
 }
 
+/* How much the plan's assumed loop may hold. */
+static uint32_t care_of(const ms_plan *plan)
+{
+    return (uint32_t)plan->assumed_outputs_held + (uint32_t)plan->assumed_gradients_live;
+}
+
+/* Whether plan `b` is to be preferred: it fits, it is for a loop that holds more, it is faster. */
+static bool is_better(const ms_plan *b, const ms_plan *a)
+{
+    if (a == NULL || b == NULL) {
+        return b != NULL;
+    }
+    if (a->over_target != b->over_target) {
+        return a->over_target;
+    }
+    return care_of(a) != care_of(b) ? care_of(b) > care_of(a) : b->replay.step_ns < a->replay.step_ns;
+}
+
+/* Plans under both searches of a strategy and keeps the better plan, with its strategy. */
+static int plan_under(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
+                      ms_strategy *strategy, ms_plan **plan, ms_error *err)
+{
+    ms_strategy second;
+    ms_plan *other = NULL;
+    bool has_second = ms_strategy_second(strategy, &second);
+    ms_config effective = ms_strategy_apply(strategy, config);
+    int rc = ms__pipeline_plan(graph, hardware, &effective, plan, err);
+    strategy->second_permille = 0;
+    if (!has_second || (rc != MS_OK && rc != MS_EINFEASIBLE)) {
+        return rc;
+    }
+    effective = ms_strategy_apply(&second, config);
+    int second_rc = ms__pipeline_plan(graph, hardware, &effective, &other, rc == MS_OK ? NULL : err);
+    if (is_better(other, *plan)) {
+        ms_plan_free(*plan);
+        *plan = other;
+        *strategy = second;
+        return second_rc;
+    }
+    ms_plan_free(other);
+    return rc;
+}
+
 static int plan_with(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
                      ms_strategy_decision *decision, ms_config *effective, ms_plan **plan, ms_error *err)
 {
-    *effective = ms_strategy_apply(&decision->strategy, config);
-    int rc = ms_pipeline_plan(graph, hardware, effective, plan, err);
+    bool by_caller = decision->source == MS_DECISION_SOURCE_USER_CONFIG;
+    int rc = by_caller ? ms_pipeline_plan(graph, hardware, config, plan, err)
+                       : plan_under(graph, hardware, config, &decision->strategy, plan, err);
     bool fits = rc == MS_OK && !(*plan)->over_target;
     bool failed = rc != MS_OK && rc != MS_EINFEASIBLE;
-    if (fits || failed || decision->source == MS_DECISION_SOURCE_USER_CONFIG) {
+    *effective = ms_strategy_apply(&decision->strategy, config);
+    if (fits && !by_caller && (*plan)->skipped) {
+        ms__pipeline_add_forced(graph, hardware, effective, *plan);
+    }
+    if (fits || failed || by_caller) {
         return rc;
     }
     ms_plan_free(*plan);
@@ -69,15 +124,15 @@ int ms_pipeline_plan_by_policy(const ms_graph *graph, const ms_hardware *hardwar
     ms_plan *planned = NULL;
     int rc = ms__pipeline_pressure(graph, hardware, config, &pressure, err);
     if (rc == MS_OK) {
-        rc = ms_strategy_context_of(graph, hardware, config, &pressure, &made.context, err);
+        rc = ms__pipeline_context(graph, hardware, config, &pressure, &made.context, err);
     }
     if (rc != MS_OK) {
         return rc;
     }
     if (ms_hardware_host_is_device(hardware) && !pressure.budget_given) {
-        use_config(config, &made);
+        use_config(config, "without a GPU and without a budget there is no pressure to judge by", &made);
     } else {
-        choose_strategy(config, trained, rules_only, &made);
+        ms_strategy_decide(&made.context, config, trained, rules_only, &made);
     }
     rc = plan_with(graph, hardware, config, &made, effective, &planned, err);
     if (rc == MS_OK) {
@@ -90,4 +145,32 @@ int ms_pipeline_plan_by_policy(const ms_graph *graph, const ms_hardware *hardwar
     *decision = made;
     *plan = planned;
     return MS_OK;
+}
+
+/* ---- every strategy ---------------------------------------------------------------- */
+
+int ms_pipeline_try_strategy(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
+                             const ms_strategy *strategy, ms_strategy_outcome *outcome, ms_error *err)
+{
+    ms_plan *plan = NULL;
+    ms_strategy tried = *strategy;
+    uint64_t before = ms__sim_events_replayed();
+    int rc = plan_under(graph, hardware, config, &tried, &plan, err);
+    *outcome = (ms_strategy_outcome){.replayed_events = ms__sim_events_replayed() - before};
+    if (rc == MS_OK) {
+        outcome->fits = !plan->over_target;
+        outcome->care = care_of(plan);
+        outcome->step_ns = plan->replay.step_ns;
+        outcome->peak_bytes = plan->replay.peak_bytes;
+        ms_plan_free(plan);
+    }
+    return rc == MS_EINFEASIBLE ? MS_OK : rc;
+}
+
+int ms_pipeline_context(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
+                        ms_strategy_context *context, ms_error *err)
+{
+    ms_pressure pressure;
+    int rc = ms__pipeline_pressure(graph, hardware, config, &pressure, err);
+    return rc == MS_OK ? ms__pipeline_context(graph, hardware, config, &pressure, context, err) : rc;
 }

@@ -7,14 +7,14 @@
 #include <string.h>
 
 #include "base/units.h"
+#include "memscale/optimizer.h"
 #include "memscale/optimizer_stream.h"
 #include "pipeline/pipeline_internal.h"
 
 /* A gain below this part of the smallest budget is not worth a line. */
 enum { WORTH_PERMILLE = 20 };
 
-/* The optimizer's state: fp32 moments, two of them. */
-enum { ELEMENT_BYTES = 4, MOMENTS = 2, BLOCK_ELEMENTS = 256, LEAST_8BIT_ELEMENTS = 4096 };
+enum { ELEMENT_BYTES = 4 };
 
 typedef struct refusal {
     const ms_graph *graph;
@@ -101,10 +101,8 @@ static state_bytes measure_state(const ms_graph *graph)
             continue;
         }
         uint64_t elements = graph->storages[i].bytes / ELEMENT_BYTES;
-        uint64_t full = ms__mul_sat(MOMENTS * ELEMENT_BYTES, elements);
-        uint64_t small = elements < LEAST_8BIT_ELEMENTS
-                             ? full
-                             : MOMENTS * (elements + ELEMENT_BYTES * ms__div_up(elements, BLOCK_ELEMENTS));
+        uint64_t full = ms_adamw_state_bytes(elements, 32, false);
+        uint64_t small = ms_adamw_state_bytes(elements, 8, false);
         bool streams = ms_optimizer_stream_takes(elements);
         bytes.full = ms__add_sat(bytes.full, full);
         bytes.in_8bit = ms__add_sat(bytes.in_8bit, small);

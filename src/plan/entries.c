@@ -1,7 +1,7 @@
 /*
- * The reasons that each entry of a plan carries: its rule, bytes freed, time added and runner-up, from
- * replays that differ from the plan in this node alone; and the same for each step option. Called by the
- * solver after it has chosen.
+ * The reasons in each entry of a plan: its rule, bytes freed, time added and runner-up. They come from replays
+ * that differ from the plan only in this node. Step options get the same. Called by the solver after it has
+ * chosen.
  */
 #include <string.h>
 

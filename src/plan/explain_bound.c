@@ -1,6 +1,6 @@
 /*
- * A lower bound on the step time of every plan that fits. Called once per plan; the gap to it is shown, and
- * nothing is chosen by it.
+ * A lower bound on the step time of every plan that fits. Called once per plan. Explanations show the gap to it;
+ * no choice depends on it.
  *
  * Why it holds. Take the event at which the step with everything kept peaks. At that event, a plan that fits
  * holds the bytes of that step less those its nodes gave up, so they gave up at least the excess over the

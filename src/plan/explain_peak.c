@@ -204,11 +204,12 @@ static void add_residents(const ms__search *search, peak_census *c)
     const ms__sim *sim = search->sim, *traced = search->steps[0].sim;
     const ms_residents *residents = &sim->graph->residents;
     const ms_process *process = &sim->hardware->process;
+    uint64_t parameters = ms__sub_sat(sim->parameter_bytes, residents->buffer_bytes);
     uint64_t left = sim->resident_bytes - sim->reserve_bytes;
     uint64_t beside = take_bytes(&left, ms__sub_sat(sim->resident_bytes, traced->resident_bytes));
     uint64_t scratch = take_bytes(&left, ms__process_scratch(process, sim->graph) - sim->reserve_bytes);
     peak_add_part(c, MS_PEAK_WORKSPACE, MS_NO_NODE, 0, ms__add_sat(beside, scratch));
-    peak_add_part(c, MS_PEAK_PARAMETERS, MS_NO_NODE, 0, take_bytes(&left, residents->parameter_bytes));
+    peak_add_part(c, MS_PEAK_PARAMETERS, MS_NO_NODE, 0, take_bytes(&left, parameters));
     peak_add_part(c, MS_PEAK_BUFFERS, MS_NO_NODE, 0, take_bytes(&left, residents->buffer_bytes));
     peak_add_part(c, MS_PEAK_BATCH, MS_NO_NODE, 0, take_bytes(&left, residents->batch_bytes));
     peak_add_part(c, MS_PEAK_RUNTIME, MS_NO_NODE, 0, left);

@@ -1,5 +1,5 @@
 /*
- * A plan's selections: see selections.c. For the files that make, free, write and read plans.
+ * A plan's selections (ms_selection), for the files that make, free, write and read plans.
  * Tests: tests/c/search/test_selective.c, test_packing.c.
  */
 #ifndef MS_PLAN_SELECTIONS_H
@@ -9,9 +9,9 @@
 #include "sim/sim.h"
 
 void ms__selections_clear(ms_plan *plan);
-/* Needs a plan with techniques in its entries. MS_ENOMEM. */
+/* Fills in the selections, once the entries have their techniques. MS_ENOMEM. */
 int ms__selections_fill(const ms__sim *sim, ms_plan *plan);
-/* The optional member "selections" of a plan, "selection" of an entry. */
+/* The optional members "selections" of a plan and "selection" of an entry. */
 void ms__selections_put(ms__json_writer *writer, json_t *root, const ms_plan *plan);
 int ms__selections_read(const ms__json_at *root, ms_plan *plan);
 int ms__selections_read_entry(const ms__json_at *entry, const ms_plan *plan, ms_plan_entry *out);

@@ -144,7 +144,8 @@ static void propose_segments(ms__search *search, const uint32_t *steps, uint32_t
     if (search->segment_techniques == 0) {
         return;
     }
-    uint64_t share = ms__max_u64(search->replays_most / SEGMENT_PART / (count + 1), SEGMENT_REPLAYS_LEAST);
+    uint64_t share =
+        ms__max_u64(search->replays_most / SEGMENT_PART / (count + 1), ms__search_share(search, SEGMENT_REPLAYS_LEAST));
     for (uint32_t i = 0; i < count; i++) {
         search->replays_left = share;
         ms__search_use(search, steps[i]);
@@ -162,7 +163,8 @@ static void propose_packing(ms__search *search, uint32_t count)
     if (search->row_bytes == search->node_count) {
         return; /* nothing is two-valued */
     }
-    uint64_t share = ms__max_u64(search->replays_most / PACKING_PART / (count + 1), PACKING_REPLAYS_LEAST);
+    uint64_t share =
+        ms__max_u64(search->replays_most / PACKING_PART / (count + 1), ms__search_share(search, PACKING_REPLAYS_LEAST));
     search->replays_left = share * count;
     ms__families_packing(search);
     search->packing_offered = true;

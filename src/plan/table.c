@@ -7,23 +7,18 @@
 #include "base/units.h"
 #include "plan/plan_internal.h"
 
-static void add_machine(ms__text *text, const ms_hardware *hardware)
+void ms__plan_add_machine(ms__text *text, const ms_hardware *hardware)
 {
-    if (hardware == NULL) {
-        return;
-    }
     uint64_t device_bytes = ms_hardware_device_bytes(hardware);
     const ms_gpu *gpu = ms_hardware_gpu(hardware);
     const char *name = gpu != NULL ? gpu->name : hardware->cpu.name;
-    ms__text_add(text, "  machine     %s, %u CPUs, %s", name, hardware->cpu.usable_cpus,
-                 ms__text_bytes(device_bytes).text);
+    ms__text_add(text, "%s, %u CPUs, %s", name, hardware->cpu.usable_cpus, ms__text_bytes(device_bytes).text);
     if (hardware->disk.dir[0] != '\0' && hardware->disk.refusal[0] == '\0') {
         ms__text_add(text, "; disk %s/s down", ms__text_bytes(hardware->disk.write_bytes_per_s).text);
         ms__text_add(text, ", %s/s back", ms__text_bytes(hardware->disk.read_bytes_per_s).text);
     } else {
         ms__text_add(text, "; no disk tier");
     }
-    ms__text_add(text, "\n");
 }
 
 static void add_pressure(ms__text *text, const ms_plan *plan)
@@ -70,18 +65,26 @@ static void table_add_layers(ms__text *text, const ms_plan *plan)
     ms__text_add(text, any ? "\n" : "none known yet: %s\n", ms_technique_name((ms_technique)plan->fallback));
 }
 
+/* Whether an option is on and shows in the peak or in the time. */
+static bool has_effect(const ms_plan_option *option)
+{
+    return option->chosen && (option->saved_bytes > 0 || option->gain_ns > 0);
+}
+
 /* The chosen step options, each with its bytes and time. */
 static void add_options(ms__text *text, const ms_plan *plan)
 {
     bool any = false;
     for (int i = 0; i < MS_STEP_OPTION_COUNT; i++) {
         const ms_plan_option *option = &plan->step_options[i];
-        if (!option->chosen) {
+        if (!has_effect(option)) {
             continue;
         }
-        ms__text_add(text, "%s%s: frees %s", any ? "; " : "  options     ", ms_step_option_name((ms_step_option)i),
-                     ms__text_bytes(option->saved_bytes).text);
-        ms__text_add(text, option->gain_ns > 0 ? ", gains %s" : ", costs %s",
+        ms__text_add(text, "%s%s:", any ? "; " : "  options     ", ms_step_option_name((ms_step_option)i));
+        if (option->saved_bytes > 0) {
+            ms__text_add(text, " frees %s,", ms__text_bytes(option->saved_bytes).text);
+        }
+        ms__text_add(text, option->gain_ns > 0 ? " gains %s" : " costs %s",
                      ms__text_ns(option->gain_ns > 0 ? option->gain_ns : option->cost_ns).text);
         any = true;
     }
@@ -125,12 +128,30 @@ static const char *peak_remark(const ms_plan *plan)
     return above ? "; above everything kept: the buffer to move tensors takes more than they free" : "";
 }
 
+/* Up to which need a run is left alone, and what it would give not to. */
+static void add_skip(ms__text *text, const ms_plan *plan)
+{
+    ms__text_add(text, "  %s, up to a need of %d%% of the %s\n", ms_rule_text(MS_RULE_COMFORTABLE),
+                 MS_COMFORTABLE_PERMILLE / 10, plan->pressure.budget_given ? "budget" : "target");
+    if (plan->why.forced.budget_bytes > 0) {
+        ms__text_add(text, "  force_optimize=True would give a peak of %s in a step of ",
+                     ms__text_bytes(plan->why.forced.peak_bytes).text);
+        ms__text_add(text, "%s", ms__text_ns(plan->why.forced.step_ns).text);
+        add_ratio(text, plan->why.forced.step_ns, plan->unoptimized.step_ns);
+        ms__text_add(text, "\n");
+    }
+}
+
 char *ms_plan_table(const ms_plan *plan, const ms_hardware *hardware)
 {
     ms__text text = {0};
     ms__text_add(&text, "memscale plan for %s%s%s\n", plan->model[0] != '\0' ? plan->model : "a model not yet profiled",
                  plan->signature[0] != '\0' ? ", " : "", plan->signature);
-    add_machine(&text, hardware);
+    if (hardware != NULL) {
+        ms__text_add(&text, "  machine     ");
+        ms__plan_add_machine(&text, hardware);
+        ms__text_add(&text, "\n");
+    }
     if (plan->entry_count > 0) {
         add_pressure(&text, plan);
     }
@@ -145,15 +166,21 @@ char *ms_plan_table(const ms_plan *plan, const ms_hardware *hardware)
             ms__text_add(&text, "  reserve     %s more stay free, in case operators take more than expected\n",
                          ms__text_bytes(plan->reserve_bytes).text);
         }
-        ms__text_add(&text, "  step        %s predicted", ms__text_ns(plan->replay.step_ns).text);
+        ms__text_add(&text, "  step        %s predicted",
+                     ms__text_ns(ms_hardware_at_pace(hardware, plan->replay.step_ns)).text);
         add_ratio(&text, plan->replay.step_ns, plan->unoptimized.step_ns);
+        if (hardware != NULL && hardware->pace_permille != 0) {
+            ms__text_add(&text, ", as steps here take %llu.%02llu times as long as predicted for an idle machine",
+                         (unsigned long long)(hardware->pace_permille / 1000),
+                         (unsigned long long)(hardware->pace_permille % 1000 / 10));
+        }
         ms__text_add(&text, "\n");
     }
     if (plan->step_options[MS_STEP_EXACT_LOSS_HEAD].rule == MS_RULE_LOSS_OUTSIDE) {
         ms__text_add(&text, "  loss        %s\n", ms_rule_text(MS_RULE_LOSS_OUTSIDE));
     }
     if (plan->skipped) {
-        ms__text_add(&text, "  %s\n", ms_rule_text(MS_RULE_COMFORTABLE));
+        add_skip(&text, plan);
     }
     return ms__text_take(&text);
 }

@@ -14,7 +14,7 @@ typedef struct ms__text {
 } ms__text;
 
 void ms__text_add(ms__text *text, const char *fmt, ...) MS_PRINTF(2, 3);
-/* The text, to be freed with ms_free(); NULL after a failure. */
+/* Takes the text; NULL after a failure. Free it with ms_free(). */
 char *ms__text_take(ms__text *text);
 
 #endif

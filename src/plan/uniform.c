@@ -1,6 +1,6 @@
 /*
- * Uniform plans: one technique for every layer. They are the yardstick that the solver always matches, and
- * the plans of warm-up steps before there is a graph.
+ * Uniform plans: one technique for every layer. The solver's plan is at least as good as any of them. They are
+ * also the plans of warm-up steps, before there is a graph.
  */
 #include "base/units.h"
 #include "plan/explain_internal.h"
@@ -20,6 +20,16 @@ static ms_technique blind_technique(const ms_hardware *hardware, const ms_config
     return config->enable_checkpointing ? MS_TECHNIQUE_RECOMPUTE : MS_TECHNIQUE_KEEP;
 }
 
+/* Bytes in flight of a step of unknown size, each way: a small part of what the budget leaves to tensors. */
+static const uint64_t least_window_bytes = 4 << 20;
+enum { WINDOW_SHARE = 8 };
+
+static uint64_t blind_window(const ms_hardware *hardware, const ms_pressure *pressure)
+{
+    uint64_t room = ms__sub_sat(pressure->allowed_bytes, hardware->process.baseline_bytes) / WINDOW_SHARE;
+    return ms__max_u64(least_window_bytes, ms__min_u64(room, MS__BLIND_WINDOW_BYTES));
+}
+
 static int blind_plan(const ms_hardware *hardware, const ms_config *config, ms_technique technique, ms_plan **plan,
                       ms_error *err)
 {
@@ -31,8 +41,7 @@ static int blind_plan(const ms_hardware *hardware, const ms_config *config, ms_t
     bool moves = ms_technique_moves((ms_technique)made->fallback);
     ms_pressure_of(0, hardware, config, &made->pressure);
     made->offload_min_bytes = made->pressure.forced ? 1 : MS_OFFLOAD_MIN_BYTES;
-    made->write_window_bytes = MS__BLIND_WINDOW_BYTES;
-    made->read_window_bytes = MS__BLIND_WINDOW_BYTES;
+    made->write_window_bytes = made->read_window_bytes = blind_window(hardware, &made->pressure);
     made->slab_bytes = moves ? MS__SLAB_BYTES : 0;
     made->disk_cap_bytes = ms_rules_disk_cap(hardware, config);
     made->host_cap_bytes = ms_rules_host_cap(hardware, config);

@@ -18,6 +18,17 @@ static const char *const source_names[MS_DECISION_SOURCE_COUNT] = {
 #undef SOURCE_NAME
 };
 
+static const char *const feature_texts[MS_FEATURE_COUNT] = {
+#define FEATURE_TEXT(id, name, text) [MS_FEATURE_##id] = text,
+    MS_FEATURE_TABLE(FEATURE_TEXT)
+#undef FEATURE_TEXT
+};
+
+const char *ms_feature_text(ms_feature feature)
+{
+    return (unsigned)feature < MS_FEATURE_COUNT ? feature_texts[feature] : "unknown";
+}
+
 const char *ms_feature_name(ms_feature feature)
 {
     return (unsigned)feature < MS_FEATURE_COUNT ? feature_names[feature] : "unknown";
@@ -62,6 +73,7 @@ int ms_strategy_context_of(const ms_graph *graph, const ms_hardware *hardware, c
     if (rc == MS_OK) {
         context_add_saved(graph, admissions, made.value);
         context_set_machine(hardware, config, made.value);
+        made.value[MS_FEATURE_LOOP_OBSERVED] = graph->loop.observed;
         made.value[MS_FEATURE_NEED_BYTES] = pressure->need_bytes;
         made.value[MS_FEATURE_ALLOWED_BYTES] = pressure->allowed_bytes;
         made.value[MS_FEATURE_PRESSURE_PERMILLE] = pressure->permille;
@@ -84,6 +96,7 @@ char *ms_strategy_decision_to_json(const ms_strategy_decision *decision)
     ms__json_put_string(&writer, root, "mode", ms_mode_name(decision->strategy.mode));
     ms__json_put_bool(&writer, root, "enable_checkpointing", decision->strategy.enable_checkpointing);
     ms__json_put_bool(&writer, root, "enable_offloading", decision->strategy.enable_offloading);
+    ms__json_put_u64(&writer, root, "search_permille", decision->strategy.search_permille);
     json_t *context = ms__json_put_object(&writer, root, "context");
     for (int i = 0; i < MS_FEATURE_COUNT; i++) {
         uint64_t value = ms__min_u64(decision->context.value[i], INT64_MAX);

@@ -58,7 +58,7 @@ static int refuse_feature(const ms__json_at *at, const char *name)
     const json_t *value = json_object_get(at->value, name);
     bool off = value == NULL || json_is_null(value) || json_is_false(value) ||
                (json_is_integer(value) && json_integer_value(value) == 0);
-    return off ? MS_OK : ms__json_fail(at, MS_EFORMAT, "%s: not modelled", name);
+    return off ? MS_OK : ms__json_fail(at, MS_ENOTSUP, "%s: not modelled", name);
 }
 
 /* A member of a configuration and its field of ms__model. */
@@ -126,7 +126,7 @@ static int read_layer_types(const ms__json_at *at, ms__model *m)
         rc = ms__json_item_string(&types, i, &kind);
         m->windowed[i] = rc == MS_OK && strcmp(kind, kinds[1]) == 0;
         if (rc == MS_OK && !m->windowed[i] && strcmp(kind, kinds[0]) != 0) {
-            return ms__json_fail(&types, MS_EFORMAT, "\"%.64s\": not modelled (known: %s, %s)", kind, kinds[0],
+            return ms__json_fail(&types, MS_ENOTSUP, "\"%.64s\": not modelled (known: %s, %s)", kind, kinds[0],
                                  kinds[1]);
         }
         if (rc == MS_OK && m->windowed[i] && m->window == 0) {
@@ -148,7 +148,7 @@ static int read_window(const ms__json_at *at, ms__model *m)
         return rc;
     }
     if (m->window == 1 && m->seq == 1) {
-        return ms__json_fail(at, MS_EFORMAT, "sliding_window: 1 is not modelled for a single token");
+        return ms__json_fail(at, MS_ENOTSUP, "sliding_window: 1 is not modelled for a single token");
     }
     if (m->family == MS__MISTRAL) {
         memset(m->windowed, m->window != 0, m->layers * sizeof *m->windowed);
@@ -178,7 +178,7 @@ static int read_rope(const ms__json_at *at, ms__model *m)
     }
     m->dynamic_rope = strcmp(kind, "dynamic") == 0;
     if (rc == MS_OK && (strcmp(kind, "longrope") == 0 || (m->dynamic_rope && m->seq > m->positions))) {
-        return ms__json_fail(at, MS_EFORMAT, "%s: \"%s\" %s", name, kind,
+        return ms__json_fail(at, MS_ENOTSUP, "%s: \"%s\" %s", name, kind,
                              m->dynamic_rope ? "beyond max_position_embeddings is not modelled" : "is not modelled");
     }
     return rc;
@@ -223,7 +223,7 @@ static int read_decoder(const ms__json_at *at, ms__model *m)
     };
     int rc = read_members(at, members, COUNT_OF(members), m);
     if (rc == MS_OK && m->drops_attention) {
-        return ms__json_fail(at, MS_EFORMAT, "attention_dropout: not modelled");
+        return ms__json_fail(at, MS_ENOTSUP, "attention_dropout: not modelled");
     }
     m->mlp_bias = m->mlp_bias && m->family == MS__LLAMA;
     m->output_bias = m->output_bias && (m->family == MS__LLAMA || m->family == MS__QWEN3);
@@ -302,23 +302,33 @@ static const struct {
     [MS__GPT2] = {"gpt2", true, true, read_gpt2},       [MS__BERT] = {"bert", true, false, read_bert},
 };
 
+static int read_family(const ms__json_at *at, ms__family *family)
+{
+    const char *type;
+    int rc = ms__json_string(at, "model_type", &type);
+    for (int i = 0; rc == MS_OK && i < MS__FAMILIES; i++) {
+        if (strcmp(families[i].type, type) == 0) {
+            *family = (ms__family)i;
+            return MS_OK;
+        }
+    }
+    return rc != MS_OK ? rc
+                       : ms__json_fail(at, MS_ENOTSUP, "model_type: \"%.64s\" is not modelled without torch", type);
+}
+
 int ms__read_model(const ms__json_at *at, ms__model *m)
 {
-    const char *types[MS__FAMILIES];
-    size_t family = 0;
-    for (int i = 0; i < MS__FAMILIES; i++) {
-        types[i] = families[i].type;
+    int rc = read_family(at, &m->family);
+    if (rc != MS_OK) {
+        return rc;
     }
-    int rc = ms__json_enum(at, "model_type", types, MS__FAMILIES, &family);
-    m->family = (ms__family)family;
+    ms__family family = m->family;
     const model_member members[] = {
         MEMBER("vocab_size", SIZE, vocabulary, 0),
         MEMBER("tie_word_embeddings", FLAG, tied, families[family].tied),
         MEMBER("use_cache", FLAG, uses_cache, families[family].caches),
     };
-    if (rc == MS_OK) {
-        rc = read_members(at, members, COUNT_OF(members), m);
-    }
+    rc = read_members(at, members, COUNT_OF(members), m);
     m->uses_cache = m->uses_cache && families[family].caches;
     return rc != MS_OK ? rc : families[family].read(at, m);
 }

@@ -1,6 +1,6 @@
 /*
  * Llama, Mistral, Qwen2 and Qwen3 for causal language modelling as transformers runs them: RMS norms by single
- * operators, rotary positions, fused attention, gated MLP. A value is dropped where its Python variable ends.
+ * operators, rotary positions, fused attention, gated MLP. A value is dropped when its Python variable ends.
  */
 #include "predict/models.h"
 

@@ -1,6 +1,6 @@
 /*
- * A model's configuration, read by config.c, and the families, which run its step on a tape: decoders.c, gpt2.c and
- * bert.c.
+ * A model's configuration, read by config.c, and the families (decoders.c, gpt2.c, bert.c), which run its step on a
+ * tape.
  * Tests: tests/c/predict/test_predict.c.
  */
 #ifndef MS_PREDICT_MODELS_H
@@ -26,10 +26,10 @@ typedef struct ms__model {
     bool windowed[MS__LAYERS_MOST]; /* the layers that use the window */
 } ms__model;
 
-/* Fills the model; the caller sets `batch` and `seq` before. MS_EFORMAT with the place, MS_EINVAL. */
+/* Fills the model; the caller has set `batch` and `seq`. MS_EFORMAT with the place, MS_EINVAL. */
 int ms__read_model(const ms__json_at *config, ms__model *model);
 
-/* The step of one family: forward with the loss, and backward. */
+/* Run the step of one family: forward with the loss, and backward. */
 void ms__write_decoder(ms__tape *tape, const ms__model *model);
 void ms__write_gpt2(ms__tape *tape, const ms__model *model);
 void ms__write_bert(ms__tape *tape, const ms__model *model);
@@ -37,11 +37,11 @@ void ms__write_bert(ms__tape *tape, const ms__model *model);
 /* ---- shared by the families (predict.c) ------------------------------------------------- */
 
 void ms__enter_layer(ms__tape *tape, const char *prefix, uint64_t index, size_t inputs, const ms__value *values);
-/* `last`: its output is not another layer's input. */
+/* `last`: no other layer takes its output. */
 void ms__leave_layer(ms__tape *tape, bool last);
-/* The operators by which transformers finds out whether rows hold several texts, which would need a mask. */
+/* Runs the operators with which transformers checks whether a row holds several texts (it would then need a mask). */
 void ms__look_for_packing(ms__tape *tape, const ms__model *model, ms__value positions);
-/* Runs the step from the end of forward to its end. Releases both values. */
+/* Runs the rest of the step, after forward. Releases both values. */
 void ms__finish_step(ms__tape *tape, ms__value logits, ms__value loss);
 
 #endif

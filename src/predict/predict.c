@@ -36,7 +36,7 @@ void ms__enter_layer(ms__tape *tape, const char *prefix, uint64_t index, size_t 
         ms__fail_tape(tape, ms_trace_enter(tape->trace, name, 0, &node, tape->err));
     }
     for (size_t i = 0; i < inputs && tape->rc == MS_OK; i++) {
-        ms__fail_tape(tape, ms_trace_input(tape->trace, ms__key_of(tape, values[i]), tape->err));
+        ms__fail_tape(tape, ms_trace_input(tape->trace, ms__key_of(tape, values[i]), NULL, tape->err));
     }
 }
 
@@ -67,6 +67,7 @@ void ms__look_for_packing(ms__tape *tape, const ms__model *m, ms__value position
     ms__value steps = ms__constant(tape, ids, 8, seen_as(tape, led, ids), seen_as(tape, led, ids));
     ms__drop(tape, led);
     ms__value jumps = ms__constant(tape, ids, 1, steps, 0), texts = ms__constant(tape, ids, 8, jumps, 0);
+    ms__drop(tape, ms__fresh(tape, ids, 8)); /* a running sum converts its operand first */
     ms__drop(tape, jumps);
     ms__value alone = ms__constant(tape, row, 1, seen_as(tape, texts, row), 0);
     ms__value all = ms__constant(tape, (ms__shape){.rank = 0}, 1, alone, 0);

@@ -1,19 +1,19 @@
 /*
- * The tape of a predicted training step: operators run in the order of torch on a CPU and are reported to ms_trace as
- * the profiler reports a real step. Only sizes are computed.
+ * The tape of a predicted training step: runs operators in torch's order on a CPU and reports them to ms_trace as the
+ * profiler reports a real step. Computes only sizes.
  * Tests: tests/c/predict/test_predict.c.
  *
  *   config.c          reads the configuration
  *   predict.c         runs the family, builds the graph
  *   decoders.c        Llama, Mistral, Qwen2 and Qwen3 as calls of operators
  *   gpt2.c, bert.c    the other families
- *   models.h          shared by these
+ *   models.h          shared by the five files above
  *   tape.c            values, storages and their reports
  *   tape_forward.c    operators: their allocations and autograd's saves
- *   tape_backward.c   their derivatives, in the order of autograd
+ *   tape_backward.c   their derivatives, in autograd's order
  *
  * A value is a tensor that a Python variable holds; ms__drop() ends the variable. The tape keeps the first failure;
- * later calls do nothing, so callers check once at the end.
+ * later calls do nothing, so callers check only at the end.
  */
 #ifndef MS_PREDICT_TAPE_H
 #define MS_PREDICT_TAPE_H
@@ -28,27 +28,27 @@ typedef struct ms__shape {
     uint64_t size[MS__RANK];
 } ms__shape;
 
-/* A value's number in the tape. 0 is none. */
+/* A value's number in the tape; 0: none. */
 typedef uint32_t ms__value;
 
 typedef enum ms__derivative {
     MS__D_PASS,      /* passes the gradient on unchanged: views, a sum's terms */
-    MS__D_COPY,      /* passes on a copy: the view needs another layout */
-    MS__D_ADD,       /* to both operands, summed to their shapes */
+    MS__D_COPY,      /* passes on a copy, because the view needs another layout */
+    MS__D_ADD,       /* passes it to both operands, summed to their shapes */
     MS__D_MUL,
-    MS__D_SCALE,     /* by a number, or the sign: one operator */
+    MS__D_SCALE,     /* of scaling by a number or of the sign: one operator */
     MS__D_POWER,
     MS__D_MEAN,
     MS__D_RSQRT,
-    MS__D_REPEAT,    /* heads that several queries share: sums their gradients */
-    MS__D_HALF,      /* a slice of the last dimension */
-    MS__D_JOIN,      /* the two halves joined */
+    MS__D_REPEAT,    /* of heads that several queries share: sums their gradients */
+    MS__D_HALF,      /* of a slice of the last dimension */
+    MS__D_JOIN,      /* of joining the two halves */
     MS__D_UNARY,     /* one operator over the gradient and the saved tensor: tanh, silu, gelu, softmax */
     MS__D_LINEAR,
     MS__D_PRODUCT,   /* of batches of matrices */
-    MS__D_NORM,      /* layer norm */
-    MS__D_ATTENTION, /* the fused kernel */
-    MS__D_PART,      /* one of three that a value was split into */
+    MS__D_NORM,      /* of layer norm */
+    MS__D_ATTENTION, /* of the fused kernel */
+    MS__D_PART,      /* of one of the three parts of a split value */
     MS__D_SPLIT,
     MS__D_EMBEDDING,
     MS__D_LOSS
@@ -60,7 +60,7 @@ typedef struct ms__save_of {
     uint64_t serial;
 } ms__save_of;
 
-/* A function of autograd's graph. Edges are other functions or, as -2 - n, leaf n. */
+/* A function of autograd's graph. An edge is the number of another function, or -2 - n for leaf n. */
 typedef struct ms__function {
     uint32_t kind; /* ms__derivative */
     int32_t edges[MS__EDGES];
@@ -68,8 +68,8 @@ typedef struct ms__function {
     uint64_t items[MS__EDGES];            /* bytes of an operand's element, or of an index */
     uint32_t save_count;
     ms__save_of saves[MS__SAVES];
-    ms__value gradients[MS__EDGES];       /* of its outputs; most have one */
-    int part;                             /* PART: which */
+    ms__value gradients[MS__EDGES];       /* of its outputs; most functions have one output */
+    int part;                             /* PART: the part's number */
     const char *derivative;               /* UNARY: the operator, a constant */
     uint64_t head;                        /* number of the loss whose first or last operator it is; 0: none */
     uint64_t product;                     /* number of the logits that it makes as a linear layer; 0: none */
@@ -79,8 +79,8 @@ typedef struct ms__tensor {
     ms__shape shape;
     uint32_t item_bytes;
     uint32_t storage;  /* 0: a number without storage */
-    int32_t function;  /* that made it; MS__NO_FUNCTION; -2 - n is leaf n */
-    bool is_view;      /* of gradients: a view of another tensor's storage */
+    int32_t function;  /* the function that made it; MS__NO_FUNCTION; -2 - n: leaf n */
+    bool is_view;      /* of a gradient: a view of another tensor's storage */
 } ms__tensor;
 
 typedef struct ms__held {
@@ -121,27 +121,27 @@ uint64_t ms__shape_items(const ms__shape *shape);
 
 ms__value ms__parameter(ms__tape *tape, ms__shape shape);
 ms__value ms__resident(ms__tape *tape, ms__shape shape, uint32_t item_bytes, ms_resident_role role);
-/* A new storage that no function made. */
+/* A value with a new storage, made by no function. */
 ms__value ms__fresh(ms__tape *tape, ms__shape shape, uint32_t item_bytes);
-/* The same storage in another shape, made by the same function. */
+/* A value with the same storage and function, in another shape. */
 ms__value ms__alias(ms__tape *tape, ms__value of, ms__shape shape);
 void ms__drop(ms__tape *tape, ms__value value);
 ms__shape ms__shape_at(const ms__tape *tape, ms__value value);
 uint64_t ms__key_of(const ms__tape *tape, ms__value value);
 
-/* An operator ran; operands may be 0. Up to eleven in all. */
+/* Reports that an operator ran, with at most eleven operands; an operand may be 0. */
 void ms__ran(ms__tape *tape, const char *name, size_t inputs, size_t outputs, const ms__value *operands);
 #define MS__RAN(tape, name, inputs, outputs, ...) ms__ran(tape, name, inputs, outputs, (const ms__value[]){__VA_ARGS__})
 
-/* Begins a function of autograd over its operands; MS__NO_FUNCTION if no operand needs a gradient. Its saves come
- * before or after its result is made, as in torch. */
+/* Begins a function of autograd over its operands; MS__NO_FUNCTION if no operand needs a gradient. As in torch, its
+ * saves come before or after its result is made. */
 int32_t ms__open(ms__tape *tape, ms__derivative kind, size_t count, const ms__value *operands);
 #define MS__OPEN(tape, kind, ...) \
     ms__open(tape, kind, sizeof((ms__value[]){__VA_ARGS__}) / sizeof(ms__value), (const ms__value[]){__VA_ARGS__})
 void ms__save(ms__tape *tape, int32_t function, ms__value saved);
-/* `out` is its result. */
+/* Ends it; `out` is its result. */
 void ms__close(ms__tape *tape, int32_t function, ms__value out);
-/* The last operator drew random numbers. */
+/* Reports that the last operator drew random numbers. */
 void ms__random(ms__tape *tape);
 void ms__fail_tape(ms__tape *tape, int rc);
 
@@ -149,7 +149,7 @@ void ms__fail_tape(ms__tape *tape, int rc);
 
 typedef enum ms__activation { MS__GELU_NEW, MS__GELU, MS__GELU_TANH, MS__SILU, MS__RELU } ms__activation;
 
-/* A result without a derivative, such as masks and positions, of up to two operands. */
+/* A result of up to two operands without a derivative, such as a mask or positions. */
 ms__value ms__constant(ms__tape *tape, ms__shape shape, uint32_t item_bytes, ms__value a, ms__value b);
 ms__value ms__embedding(ms__tape *tape, ms__value weight, ms__value index);
 ms__value ms__add(ms__tape *tape, ms__value a, ms__value b);
@@ -169,18 +169,18 @@ ms__value ms__logits(ms__tape *tape, ms__value a, ms__value weight, ms__value bi
 ms__value ms__split_heads(ms__tape *tape, ms__value a, uint64_t heads);
 /* [b, s, width] as heads [b, h, s, d]; `copied_back`: backward copies the gradient. */
 ms__value ms__heads(ms__tape *tape, ms__value a, uint64_t heads, bool copied_back);
-/* The same for keys that single operators multiply: their gradient is transposed and copied, even for one head;
- * for a single sample it already has the right layout. */
+/* The same for keys that single operators multiply: their gradient is transposed and copied, even for one head, but
+ * not for one sample or one token: their layout is already right. */
 ms__value ms__turned_heads(ms__tape *tape, ms__value a, uint64_t heads);
-/* A third of the last dimension; parts of one value share `split`. */
+/* A part is a third of the last dimension; the parts of one value share `split`. */
 int32_t ms__split(ms__tape *tape, ms__value a);
 ms__value ms__part(ms__tape *tape, ms__value a, int32_t split, int index);
 /* Fused attention; returns [b, s, width]. `mask`: bytes of [s, s] that mark visible keys, or 0 for a kernel with a
- * built-in causal mask; with a mask, heads of keys and values are repeated for the queries. */
+ * built-in causal mask. With a mask, heads of keys and values are repeated for the queries. */
 ms__value ms__attention(ms__tape *tape, ms__value q, ms__value k, ms__value v, ms__value mask);
-/* The same by single operators, which torch runs if attention has dropout. */
+/* Attention with dropout, for which torch runs single operators. */
 ms__value ms__attention_with_dropout(ms__tape *tape, ms__value q, ms__value k, ms__value v, bool causal);
-/* Without dropout `a` itself, with a second holder. */
+/* If not `drops`, `a` itself with a second holder. */
 ms__value ms__dropout(ms__tape *tape, ms__value a, bool drops);
 /* Mean cross entropy; rows are shifted by one for a causal model. */
 ms__value ms__loss(ms__tape *tape, ms__value logits, ms__value labels, bool shifted);

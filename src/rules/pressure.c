@@ -58,3 +58,10 @@ uint64_t ms_rules_host_cap(const ms_hardware *hardware, const ms_config *config)
     }
     return ms__min_u64(config->max_cpu_offload_bytes, hardware->ram.available_bytes);
 }
+
+uint64_t ms_rules_pinned(const ms_hardware *hardware, const ms_config *config)
+{
+    uint64_t pool =
+        config->pinned_pool_bytes != MS_UNSET ? config->pinned_pool_bytes : hardware->ram.available_bytes / 2;
+    return ms__min_u64(pool, ms_rules_host_cap(hardware, config));
+}

@@ -1,7 +1,7 @@
 /*
  * The rules. They admit or refuse every technique at every node, and name the rule; the solver chooses among
- * the admitted ones. The pipeline calls them. Pure: the same three documents give the same answer. A
- * technique's cost is not judged here.
+ * the admitted ones. The pipeline calls them. Pure: the same three documents give the same answer. Rules
+ * don't consider a technique's cost.
  */
 #include <string.h>
 
@@ -149,6 +149,9 @@ static uint32_t rules_judge_move(const rule_facts *facts, ms_rest to, uint64_t b
 /* Operators run again from saved tensors, not from the layer's arguments. */
 static uint32_t rules_judge_selective(const rule_facts *facts, const ms_node *node, const ms_admission *admission)
 {
+    if (node->flags & MS_NODE_COMPILED) {
+        return MS_RULE_COMPILED;
+    }
     if (facts->graph->profiles[node->profile].maker_count == 0) {
         return MS_RULE_NO_MAKERS;
     }
@@ -200,6 +203,9 @@ static void admit_packing(const rule_facts *facts, const ms_node *node, ms_admis
     uint32_t rule = rules_judge_mode(facts, true, false);
     if (!ms_hardware_host_is_device(facts->hardware)) {
         rule = MS_RULE_HOST_ONLY;
+    }
+    if (node->flags & MS_NODE_COMPILED) {
+        rule = MS_RULE_COMPILED; /* the trace's masks are not those that the compiled code saves */
     }
     if (node->kind == MS_NODE_ROOT || (node->flags & MS_NODE_UNHOOKABLE)) {
         rule = node->kind == MS_NODE_ROOT ? MS_RULE_ROOT_WORK : MS_RULE_UNHOOKABLE;

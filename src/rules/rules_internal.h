@@ -6,7 +6,7 @@
 
 #include "memscale/rules.h"
 
-/* Whether a directory for offloading was named, can be written, and is not in memory. */
+/* Whether there is a directory for offloading that can be written and is not in memory. */
 static inline bool ms__disk_is_usable(const ms_disk *disk)
 {
     return disk->dir[0] != '\0' && disk->refusal[0] == '\0' && !disk->is_memory;

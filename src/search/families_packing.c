@@ -1,8 +1,8 @@
 /*
- * Candidates with bit packing: the best of those without it, with all or the first part of their two-valued
- * storages packed, cheapest per byte first. Called by solver.c after the other families. Each tensor is an
- * item. Items are taken in order and not in every combination, since a byte costs nearly the same in all of
- * them; that keeps the list short.
+ * Candidates with bit packing: takes the best candidates without it, and packs all of their two-valued storages,
+ * or those that are cheapest per byte. Called by solver.c after the other families. Each tensor is an item. Items
+ * are taken in that one order, not in every combination, because a byte costs nearly the same in all of them;
+ * that keeps the list short.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -161,6 +161,7 @@ int ms__search_open(const ms_graph *graph, const ms_hardware *hardware, const ms
     search->offload_min_bytes = forced ? 1 : MS_OFFLOAD_MIN_BYTES;
     search->tier_cap_bytes[MS__HOST_TIER] = ms_rules_host_cap(hardware, config);
     search->tier_cap_bytes[MS__DISK_TIER] = ms_rules_disk_cap(hardware, config);
+    search->pinned_bytes = ms_rules_pinned(hardware, config);
     search->layers = ms_calloc(graph->node_count, sizeof *search->layers);
     search->roots = ms_calloc(graph->node_count, sizeof *search->roots);
     search->row_bytes = graph->node_count * (any_bits(search) ? 2 : 1);
@@ -175,9 +176,15 @@ int ms__search_open(const ms_graph *graph, const ms_hardware *hardware, const ms
     choose_windows(search, graph, config);
     find_movable(search, graph);
     uint64_t affordable = events_most / ms__max_u64(search->sim->event_count, 1);
-    search->replays_left = ms__min_u64(ms__max_u64(affordable, REPLAYS_LEAST), REPLAYS_MOST);
+    search->permille = config->search_permille == 0 ? 1000 : config->search_permille;
+    search->replays_left = ms__search_share(search, ms__min_u64(ms__max_u64(affordable, REPLAYS_LEAST), REPLAYS_MOST));
     search->replays_most = search->replays_left;
     return MS_OK;
+}
+
+uint64_t ms__search_share(const ms__search *search, uint64_t replays)
+{
+    return ms__mul_div_up(replays, search->permille, 1000);
 }
 
 void ms__search_close(ms__search *search)
@@ -229,6 +236,7 @@ ms_choices ms__search_choices(const ms__search *search, const uint8_t *row, uint
                         .read_window_bytes = search->windows[window].read_bytes,
                         .host_leads = !search->forced, /* nothing has to fit */
                         .waits = search->waits,
+                        .pinned_bytes = search->pinned_bytes,
                         .ceiling_bytes = ceiling_bytes};
 }
 

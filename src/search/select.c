@@ -4,11 +4,11 @@
  * Why the choice is monotone. A *variant* is a candidate with a cache of a stated size; its time and bytes do
  * not depend on the budget. The variants eligible at a budget include all that are eligible at a smaller one,
  * and the order among variants is total. So a larger budget never gives a slower plan, and if it gives
- * another plan, that one did not fit the smaller budget and takes more bytes. The budget's rest goes to the
- * cache too, up to an unoptimized run's size: it can only help, and no time is claimed for it.
+ * another plan, that plan takes more bytes and did not fit the smaller budget. The rest of the budget goes to
+ * the cache too, up to the size of an unoptimized run: it can only help, and the predicted time doesn't count it.
  *
- * At low pressure, eligible are the light candidates and whatever fits the budget at which low pressure
- * begins: so the sets stay nested.
+ * At low pressure, the light candidates are eligible, and all that fit the budget at which low pressure begins.
+ * So the sets stay nested.
  */
 #include "search/select.h"
 

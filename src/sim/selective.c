@@ -1,7 +1,7 @@
 /*
- * Selective sets: the saved tensors that a layer does not keep and single operators recompute. A profile's
- * sets are formed when the simulator is compiled; their recomputation is replayed here too, as both follow
- * from the same makers.
+ * Selective sets: the saved tensors that a layer does not keep, and that single operators recompute. Forms a
+ * profile's sets when the simulator is compiled, and replays their recomputation; both follow from the same
+ * makers.
  *
  * A dropped tensor is recomputed when backward asks for it, from the tensors that the layer still holds,
  * together with everything in between. Members of the set are then held until their DROP, other results until
@@ -235,8 +235,11 @@ static void time_makers(const ms__sim *sim, const ms_profile *from, ms__sim_prof
 {
     for (uint32_t i = 0; i < to->maker_count; i++) {
         const ms_maker *maker = &from->makers[i];
-        ms_event work = {
-            .kind = MS_EVENT_WORK, .flops = maker->flops, .bytes = maker->bytes, .evaluations = maker->evaluations};
+        ms_event work = {.kind = MS_EVENT_WORK,
+                         .flops = maker->flops,
+                         .bytes = maker->bytes,
+                         .evaluations = maker->evaluations,
+                         .precision = maker->precision};
         to->makers[i].ns = ms__add_sat(ms__work_ns(sim, &work), ms__scaled_ns(sim, MS__MAKER_NS));
     }
 }

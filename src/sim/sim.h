@@ -1,20 +1,20 @@
 /*
- * The inside of the simulator: one training step replayed event by event, in whole bytes and nanoseconds,
- * under one technique per node. ms_simulate(), the solver and the explanations run it. It decides nothing.
- * After it is made it allocates nothing, so thousands of replays cost little.
+ * The internals of the simulator: replays one training step event by event, in whole bytes and nanoseconds,
+ * under one technique per node. Called by ms_simulate(), the solver and the explanations; decides nothing. A
+ * replay allocates nothing, so thousands of replays cost little.
  *
  * The model. Each storage of each node is an *instance*. It occupies the device while its hold count is above
  * zero. These count: its natural life (ALLOC to FREE), each node that keeps it for backward (SAVE to DROP), a
- * store that reads it, each fetch (from its start to DROP), and each node that will run again and has it as
+ * store that reads it, each fetch (from its start to DROP), and each node that will be recomputed with it as
  * an argument. Two queues share the lower tier; see sim_io.c. Freed maps may stay cached under a ceiling; see
  * sim_cache.c.
  *
- * Two clocks. Times are the device's. On a GPU the host is ahead of it, by how much nobody knows, and it is
- * the host that allocates and frees. A storage that is being stored is freed when the host has seen its copy
- * end. Replays that must fit assume the longest lead: the host sees that only when it waits for room in the
- * write window. Expected replays assume none. Fetches need no such care: they are begun in the host's order.
+ * Two clocks. All times are the device's. A GPU's host allocates and frees, and runs ahead of the GPU by an
+ * unknown time. It frees a storage that is being stored once it has observed the end of the copy. Replays that
+ * must fit assume the longest lead: the host observes the end only when it waits for room in the write window.
+ * Expected replays assume no lead. Fetches begin in the host's order, so its lead does not matter.
  *
- * One pass gives both steps: the second differs from the first by bytes that are constant over a phase
+ * One pass gives both steps: the second differs from the first only by bytes that are constant over a phase
  * (optimizer state, the outputs and gradients that the caller still holds). Only the cache needs a second
  * pass.
  *
@@ -29,7 +29,7 @@
 
 /* The offload engine's slab, present if anything is offloaded: the default of ms_offload_options. */
 #define MS__SLAB_BYTES ((uint64_t)32 << 20)
-/* The part of a slab that is expected to be touched: hostmem's maps move without it. */
+/* The part of a slab that a run is expected to touch: hostmem's maps move without the slab. */
 static inline uint64_t ms__slab_expected(uint64_t slab_bytes, uint64_t offload_min_bytes)
 {
     return offload_min_bytes < MS__MAP_MIN_BYTES ? slab_bytes : 0;
@@ -45,24 +45,23 @@ enum {
     MS__OP_NS = 2000,        /* dispatch of one operator */
     MS__DRAW_PS = 5800,      /* one random number on a CPU: torch draws them on one thread */
     MS__HANDLING_NS = 15000, /* bookkeeping of one transfer: pack, queue, reap */
-    MS__NOTE_NS = 50000,     /* noting one operator of a selective layer's forward, its views included */
-    MS__MAKER_NS = 40000,    /* running one such operator again, besides its work */
-    MS__BITS_MOST = UINT8_MAX, /* two-valued storages told apart per node */
+    MS__NOTE_NS = 50000,     /* recording one operator of a selective layer's forward, its views included */
+    MS__MAKER_NS = 40000,    /* running one such operator again, beside its work */
+    MS__BITS_MOST = UINT8_MAX, /* most two-valued storages that a node distinguishes */
     MS__NO_CLASS = UINT32_MAX
 };
 
 /* ---- the graph, compiled ---------------------------------------------------- */
 
-/* One event. `value`: the nanoseconds of a WORK; the slot of a SAVE, NEED or DROP; the number of a
- * stretch. */
+/* One event. `value`: a WORK's nanoseconds; the slot of a SAVE, NEED or DROP; a stretch's number. */
 typedef struct ms__op {
     uint32_t kind;
     uint32_t storage; /* local number */
     uint64_t value;
 } ms__op;
 
-/* Work and private storages' lives, merged into one event. Bytes and counts are relative to those before
- * the stretch: `most` within it, `after` at its end. */
+/* WORK events and the lives of private storages, merged into one event. Bytes and counts are relative to the
+ * start of the stretch: `most` within it, `after` at its end. */
 typedef struct ms__stretch {
     uint64_t ns, fault_ns;
     int64_t most_bytes, after_bytes;
@@ -84,8 +83,8 @@ typedef struct ms__sim_maker {
 /* A two-valued saved storage, bit-packed. */
 typedef struct ms__sim_bits {
     uint64_t bytes;      /* of the bits, fewer than the storage's */
-    uint64_t pack_ns;    /* when it is saved */
-    uint64_t unpack_ns;  /* when backward asks for it */
+    uint64_t pack_ns;    /* spent when it is saved */
+    uint64_t unpack_ns;  /* spent when backward asks for it */
     uint64_t saved_bytes;
     uint32_t rank;       /* cheapest per byte first, from 1; 0: the slot is not two-valued */
 } ms__sim_bits;
@@ -119,7 +118,7 @@ typedef struct ms__sim_profile {
     uint32_t *slot_of;   /* [storage_count]; UINT32_MAX: not saved */
     uint32_t set_count;
     uint8_t *sets;       /* [set_count][save_count] 1: in the set */
-    uint64_t noting_ns;  /* a forward's extra time to note its operators */
+    uint64_t noting_ns;  /* a forward's extra time to record its operators */
 } ms__sim_profile;
 
 typedef struct ms__sim_node {
@@ -127,7 +126,7 @@ typedef struct ms__sim_node {
     const uint32_t *externals;
     uint32_t first_local; /* instance of local number external_count */
     uint32_t first_slot;  /* slots of SAVEs, then of arguments */
-    uint32_t first_replay; /* instance of storage 0 when the node runs again */
+    uint32_t first_replay; /* instance of storage 0 in a recomputation */
     bool is_root;
     const struct ms__sim_node *before; /* the layer that makes argument 0, else NULL */
     uint32_t link;                     /* argument 0's local number there */
@@ -148,16 +147,18 @@ typedef struct ms__instance {
     uint8_t natural;     /* between ALLOC and FREE */
     uint8_t fetching;    /* a read into it is in flight */
     uint8_t landed;      /* fetched, and held for all users of the tier's copy */
+    uint8_t pageable;    /* on the host tier, in memory that is not pinned */
+    uint8_t counted;     /* by ms__sim_owners() */
 } ms__instance;
 
 typedef enum ms__slot_state {
     MS__SLOT_NONE,
     MS__SLOT_HELD,    /* in memory until DROP */
-    MS__SLOT_AWAY,    /* on the lower tier: fetch entry below */
+    MS__SLOT_AWAY,    /* on the lower tier: see `entry` */
     MS__SLOT_LOST,    /* to be recomputed */
     MS__SLOT_REBUILT, /* recomputed, held until DROP */
     MS__SLOT_BITS,    /* two-valued: bit-packed in memory until DROP */
-    MS__SLOT_UNPACKED /* the bits, and from NEED on the storage too */
+    MS__SLOT_UNPACKED /* the bits, and since NEED also the storage */
 } ms__slot_state;
 
 typedef struct ms__slot {
@@ -172,14 +173,14 @@ typedef struct ms__fetch {
     uint32_t state;
     uint32_t tier;      /* MS__HOST_TIER or MS__DISK_TIER */
     bool moved;         /* bytes came from the tier */
-    bool counted_ahead; /* part of io.ahead_bytes */
+    bool counted_ahead; /* counted in io.ahead_bytes */
 } ms__fetch;
 
 /* One direction of the lower tier: transfers in order of issue. */
 typedef struct ms__queue {
     struct ms__transfer {
         uint32_t instance;
-        uint64_t ns;     /* alone on the link */
+        uint64_t ns;     /* with the link to itself */
     } *transfers;        /* [slot_count] */
     uint32_t count, next;
     uint64_t left;       /* half nanoseconds that transfer `next` still needs */
@@ -190,8 +191,8 @@ typedef struct ms__io {
     bool shared;               /* both directions at once move at half speed each */
     uint64_t at_ns;            /* the queues were played up to here */
     uint32_t released;         /* writes whose storage the executor has released */
-    uint64_t in_flight_bytes;  /* of the others */
-    uint64_t ahead_bytes;      /* fetched or in flight, not yet asked for */
+    uint64_t in_flight_bytes;  /* of the other writes */
+    uint64_t ahead_bytes;      /* fetched or in flight, not yet requested */
     uint64_t tier_bytes[MS__TIER_COUNT], tier_peak_bytes[MS__TIER_COUNT];
     uint64_t moved_bytes;
 } ms__io;
@@ -199,16 +200,16 @@ typedef struct ms__io {
 typedef struct ms__cache_entry {
     uint32_t class_id;
     uint32_t older, newer;       /* in order of freeing, oldest first */
-    uint32_t below;              /* the one freed before it, of its class */
+    uint32_t below;              /* the entry of its class that was freed before it */
     uint32_t above;
-    uint64_t absent_bytes;       /* at its end, returned to the system */
+    uint64_t absent_bytes;       /* returned to the system, at its end */
 } ms__cache_entry;
 
 typedef struct ms__cache {
     bool on;
     uint64_t ceiling_bytes;
     uint64_t cached_bytes;
-    uint64_t held_peak_bytes;  /* live + cached at most */
+    uint64_t held_peak_bytes;  /* most live + cached bytes */
     uint32_t oldest, newest;
     uint32_t free_entry;
     uint32_t *top;             /* [class_count] newest entry of each class */
@@ -217,7 +218,7 @@ typedef struct ms__cache {
 
 typedef enum ms__phase { MS__FORWARD, MS__BACKWARD, MS__OPTIMIZER, MS__PHASE_COUNT } ms__phase;
 
-/* `tick` is the number of the note that found the peak (ms__sim_note_live()), from 1; 0 if nothing was
+/* `tick` counts the calls of ms__sim_note_live(), from 1, up to the one that found the peak; 0 if nothing was
  * live in the phase. */
 typedef struct ms__peak {
     uint64_t bytes;
@@ -227,8 +228,8 @@ typedef struct ms__peak {
 
 struct ms__sim;
 
-/* For explanations: every pass calls `look` at note number `tick` (0: never), and between forward and
- * backward if `at_boundary`. It may read the simulator. */
+/* For explanations: every pass calls `look` at this `tick` (0: never), and between forward and backward if
+ * `at_boundary`. `look` may read the simulator. */
 typedef struct ms__watch {
     uint64_t tick;
     bool at_boundary;
@@ -241,22 +242,22 @@ typedef struct ms__sim {
     /* fixed by graph and hardware */
     const ms_graph *graph;
     ms_graph *owned_graph;     /* the same if step options changed a copy, else NULL */
-    uint64_t held_tier_bytes[MS__TIER_COUNT]; /* by step options, all the time */
+    uint64_t held_tier_bytes[MS__TIER_COUNT]; /* always held by step options */
     const ms_hardware *hardware;
     const ms__device_kind *device_kind;
     bool on_host;
-    uint64_t resident_bytes;   /* baseline or its stated stand-in, scratch, batch */
-    uint64_t reserve_bytes;    /* the part of it that is not expected to be used */
-    uint64_t parameter_bytes;  /* part of peak_live_bytes */
+    uint64_t resident_bytes;   /* baseline (a stated one without a process), scratch, batch */
+    uint64_t reserve_bytes;    /* the part of the scratch that is not expected to be used */
+    uint64_t parameter_bytes;  /* buffers too; part of peak_live_bytes */
     uint64_t gradient_bytes, output_bytes;
-    uint64_t small_state_bytes; /* optimizer state below MS__MAP_MIN_BYTES a tensor */
+    uint64_t small_state_bytes; /* optimizer state of tensors below MS__MAP_MIN_BYTES */
     uint64_t loss_bytes;
-    uint32_t step_copies;      /* parameter copies that the optimizer's step allocates besides its state; 0: it does
-                                * not go parameter by parameter */
+    uint32_t step_copies;      /* parameter copies that the optimizer's step allocates beside its state; 0: its step
+                                * does not go parameter by parameter */
     uint64_t optimizer_ns;
     uint32_t profile_count, node_count, instance_count, slot_count, class_count;
-    uint32_t replay_base;      /* first of the replays' instances: separate per node if layers may run again as one,
-                                * else shared */
+    uint32_t replay_base;      /* first instance of recomputations: each node has its own if layers may be recomputed
+                                * as one, else all share them */
     uint64_t *class_bytes;     /* [class_count] */
     uint64_t *class_fault_ns;
     ms__sim_profile *profiles;
@@ -264,12 +265,12 @@ typedef struct ms__sim {
     uint64_t *instance_bytes;  /* [instance_count] */
     uint64_t *instance_untouched; /* the part that never becomes resident */
     uint32_t *instance_class;
-    uint64_t event_count;      /* of one replay that keeps all: the cost of a replay */
+    uint64_t event_count;      /* of a replay that keeps all: the cost of a replay */
     bool has_bits;             /* some saved storage is two-valued */
-    bool host_leads;           /* the run assumes that the host is as far ahead of the device as it can be */
+    bool host_leads;           /* assumes that the host runs as far ahead of the device as it can */
     bool expects;              /* replays the expected step; see ms__sim_run_expected() */
     bool skips_untouched;      /* does not count untouched bytes; see ms__sim_run_unmodified() */
-    bool in_full;              /* does not use the shorter programs, for a watch: its ticks are the whole ones' */
+    bool in_full;              /* for a watch, whose ticks are those of the full programs: runs no shorter ones */
 
     /* the running pass */
     const ms_choices *choices;
@@ -277,22 +278,22 @@ typedef struct ms__sim {
     ms__slot *slots;
     ms__fetch *fetches;
     uint32_t fetch_count;
-    uint32_t prefetch_next;    /* entries from here on are issued */
+    uint32_t prefetch_next;    /* this and later entries are issued */
     ms__io io;
     ms__cache cache;
     uint32_t *class_live, *class_peak; /* [class_count] */
     uint64_t class_peak_bytes; /* sum of class_peak x bytes: held by an unbounded cache */
     uint64_t now_ns;
     bool loss_held;            /* live_bytes include loss_bytes */
-    uint64_t live_bytes;       /* on a host, maps only */
-    uint64_t small_bytes;      /* on a host: live bytes below MS__MAP_MIN_BYTES */
+    uint64_t live_bytes;       /* on a CPU host, only maps */
+    uint64_t small_bytes;      /* on a CPU host: live storages below MS__MAP_MIN_BYTES */
     uint64_t small_peak_bytes; /* since the run began: libc keeps this memory */
     uint64_t extra_bytes;      /* constant over the phase */
     ms__phase phase;
     uint32_t current_node;
-    uint32_t current_event;    /* of the node's program: of forward's if `again` */
-    bool again;                /* the node is being run again */
-    uint64_t tick;             /* notes so far */
+    uint32_t current_event;    /* in the node's program; if `again`, in its forward program */
+    bool again;                /* the node is being recomputed */
+    uint64_t tick;             /* calls of ms__sim_note_live() so far */
     ms__watch watch;
     ms__peak peaks[MS__PHASE_COUNT];
     uint64_t boundary_bytes;   /* live between forward and backward */
@@ -303,7 +304,7 @@ typedef struct ms__sim {
     uint32_t *last_reader;     /* [most storages of a profile] the same: 1 + maker; otherwise zeros */
 } ms__sim;
 
-/* Bytes that are live through a whole phase, besides the residents. */
+/* Bytes that are live through a whole phase, beside the residents. */
 typedef struct ms__carried {
     uint64_t state_bytes, transient_bytes, output_bytes, gradient_bytes;
 } ms__carried;
@@ -312,44 +313,51 @@ typedef struct ms__carried {
 typedef struct ms__outcome {
     ms_replay replay;
     uint64_t fixed_bytes;      /* resident + slab: not managed by hostmem */
-    uint64_t held_most_bytes;  /* live + cached with an unbounded cache, state included */
+    uint64_t held_most_bytes;  /* live + cached with an unbounded cache, with state */
     uint64_t live_peak_bytes;  /* managed by hostmem: peak - fixed, no cache */
-    uint64_t activation_peak_bytes; /* forward and backward only, state excluded */
+    uint64_t activation_peak_bytes; /* in forward and backward, without state */
     uint64_t boundary_bytes;   /* live between forward and backward */
     ms__phase peak_phase;      /* of replay.peak_node */
     uint64_t peak_tick;        /* for ms__watch; valid in a full run without a cache */
 } ms__outcome;
 
-/* Compiles. The simulator keeps pointers into both documents. One thread at a time. */
+/* Compiles a graph. The simulator keeps pointers into both documents. One thread at a time. */
 int ms__sim_new(const ms_graph *graph, const ms_hardware *hardware, ms__sim **sim, ms_error *err);
 void ms__sim_free(ms__sim *sim);
+
+/* Divides the bytes on the device now among their owners ([MS_OWNER_COUNT]), which sum to `device_bytes`. Changes
+ * nothing but its own marks. */
+void ms__sim_owners(ms__sim *sim, uint64_t fixed_bytes, uint64_t device_bytes, uint64_t *owners);
 
 /* The optimizer's time at the device's rate. */
 uint64_t ms__sim_optimizer_ns(const ms_graph *graph, const ms_hardware *hardware);
 
 /*
- * Replays. With choices->ceiling_bytes 0 nothing is cached and every map is faulted in again; UINT64_MAX
- * caches without a bound. Never fails. `samples` may be NULL.
+ * Replays. With choices->ceiling_bytes 0 nothing is cached and every map is faulted in again; with UINT64_MAX
+ * the cache is unbounded. Cannot fail. `samples` may be NULL.
  */
 void ms__sim_run(ms__sim *sim, const ms_choices *choices, ms__outcome *outcome, ms_sample *samples);
 
+/* Events that this thread has replayed so far: the work of planning, the same on every machine. */
+uint64_t ms__sim_events_replayed(void);
+
 /*
- * The expected run: a loss outside the model is a cross entropy, which holds the log-softmax in forward and
- * until its backward has made the gradients; the slab is touched only if something moves through it. The
- * scratch reserve still counts.
+ * Replays the expected run. A loss outside the model is a cross entropy: it holds its log-softmax, and in
+ * backward also the gradient, until the model's first gradient exists. The slab is touched only if something
+ * moves through it. The scratch reserve still counts.
  */
 void ms__sim_run_expected(ms__sim *sim, const ms_choices *choices, ms__outcome *outcome);
 
-/* The expected run of an unmodified step: its maps are fresh, so bytes that operators leave untouched are
- * not resident. Needs choices->ceiling_bytes 0. */
+/* Replays the expected run of an unmodified step: its maps are fresh, so bytes that operators leave untouched
+ * are not resident. Needs choices->ceiling_bytes 0. */
 void ms__sim_run_unmodified(ms__sim *sim, const ms_choices *choices, ms__outcome *outcome);
 
-/* `first`: before any optimizer state exists. */
+/* `first`: before optimizer state exists. */
 ms__carried ms__sim_carried(const ms__sim *sim, ms__phase phase, bool first);
 uint64_t ms__sim_carried_bytes(const ms__sim *sim, ms__phase phase, bool first);
 /* Whether gradients add up over steps. */
 bool ms__sim_accumulates(const ms_loop *loop);
-/* Peaks and times of the finished pass. */
+/* Fills in peaks and times of the finished pass. */
 void ms__sim_read(const ms__sim *sim, ms__outcome *out);
 
 /* simulate.c: replays the graph with every node kept and nothing cached. MS_ENOMEM. */
@@ -360,22 +368,22 @@ int ms__simulate_kept(const ms_graph *graph, const ms_hardware *hardware, ms_rep
 /* sim_memory.c: allocates or frees small bytes that belong to no instance. */
 void ms__sim_take_small(ms__sim *sim, uint64_t bytes);
 void ms__sim_give_small(ms__sim *sim, uint64_t bytes);
-/* sim_memory.c: holds. Acquiring the first and releasing the last move live bytes. */
+/* sim_memory.c: holds. Acquiring the first and releasing the last one change live bytes. */
 void ms__sim_acquire(ms__sim *sim, uint32_t instance);
 void ms__sim_release(ms__sim *sim, uint32_t instance);
 /* Compares live bytes with the phase's peak. */
 void ms__sim_note_live(ms__sim *sim);
-/* Spends compute time and plays the queues meanwhile. */
+/* Spends compute time, and plays the queues meanwhile. */
 void ms__sim_spend(ms__sim *sim, uint64_t ns);
 /* Applies a stretch. Needs a run without a cache. */
 void ms__sim_stretch(ms__sim *sim, const ms__sim_profile *profile, const ms__stretch *stretch);
 
-/* sim_stretch.c: the shorter programs of all profiles; their nodes already have instances. */
+/* sim_stretch.c: makes the shorter programs of all profiles, after the nodes got their instances. */
 int ms__stretches_compile(ms__sim *sim);
 void ms__stretches_clear(ms__sim_profile *profile);
 
-/* sim_again.c, for selective.c: whether a saved storage is held or will be fetched; its fetch; the begin
- * of a recomputed storage's life, its hold until DROP if the node had dropped it, and its end. */
+/* sim_again.c, for selective.c. has(): a saved storage is held or will be fetched. fetch(): fetches it. The others
+ * begin the life of a recomputed storage, hold it until DROP if the node had dropped it, and end its life. */
 bool ms__sim_has(const ms__sim *sim, const ms__sim_node *node, uint32_t storage);
 void ms__sim_fetch(ms__sim *sim, const ms__sim_node *node, uint32_t storage);
 void ms__sim_begin_recomputed(ms__sim *sim, const ms__sim_node *node, uint32_t storage);
@@ -383,23 +391,22 @@ void ms__sim_hold_recomputed(ms__sim *sim, const ms__sim_node *node, uint32_t st
 void ms__sim_end_recomputed(ms__sim *sim, const ms__sim_node *node, uint32_t storage);
 
 /* sim_bits.c */
-/* Finds the two-valued slots of a profile, with their bytes and times. Slots are numbered already.
- * MS_ENOMEM. */
+/* Finds the two-valued slots of a profile, with their bytes and times, after slots were numbered. MS_ENOMEM. */
 int ms__bits_compile(const ms__sim *sim, const ms_profile *from, const uint32_t *slot_of, ms__sim_profile *to);
 /* Whether a technique leaves saved storages that can be bit-packed: they stay, or move to disk. */
 bool ms__bits_possible(ms_technique technique);
-/* Bit-packs a saved storage if the choices say so; returns whether they do. */
+/* Bit-packs a saved storage if the choices select it; returns whether they do. */
 bool ms__bits_made(ms__sim *sim, const ms__sim_node *node, uint32_t index, ms__slot *slot);
 /* Unpacks a slot that backward asks for, if it is bit-packed. */
 void ms__bits_unpack(ms__sim *sim, const ms__sim_node *node, uint32_t storage, ms__slot *slot);
-/* Frees the bits of a slot that backward has finished with. */
+/* Frees the bits of a slot at its DROP. */
 void ms__bits_drop(ms__sim *sim, const ms__sim_node *node, const ms__slot *slot);
 
 /* selective.c */
-/* Makers and sets of a profile. Slots are numbered already. MS_ENOMEM. */
+/* Makes a profile's makers and sets, after slots were numbered. MS_ENOMEM. */
 int ms__selective_compile(const ms__sim *sim, const ms_profile *from, ms__sim_profile *to);
 void ms__selective_clear(ms__sim_profile *profile);
-/* The slots that a technique drops, [save_count]; NULL if none. */
+/* The slots that a technique drops, [save_count]; NULL if it drops none. */
 const uint8_t *ms__selective_set(const ms__sim_profile *profile, ms_technique technique);
 /* Recomputes a dropped storage that the node's backward asks for. */
 void ms__selective_recompute(ms__sim *sim, const ms__sim_node *node, uint32_t wanted);
@@ -408,12 +415,12 @@ void ms__selective_recompute(ms__sim *sim, const ms__sim_node *node, uint32_t wa
 void ms__io_reset(ms__sim *sim);
 /* Plays both queues up to now. */
 void ms__io_advance(ms__sim *sim);
-/* Releases storages whose write has finished. The executor polls when a layer's forward begins or ends, at
- * the end of forward, and whenever it stores or takes something, but not within the root's own work. */
+/* Releases storages whose write has ended. The executor polls when a layer's forward begins or ends, at the
+ * end of forward, and whenever it stores or takes something, but not within the root's own work. */
 void ms__io_poll(ms__sim *sim);
-/* The same at the end of a layer's forward, which may wait for all stores. */
+/* The same at the end of a layer's forward; it may wait for all stores. */
 void ms__io_end_layer(ms__sim *sim);
-/* Stores an instance for one more node; may stall on the window. Returns the fetch entry. */
+/* Stores an instance for one more node; may stall on the write window. Returns the fetch entry. */
 uint32_t ms__io_store(ms__sim *sim, uint32_t instance, uint32_t tier);
 /* Issues fetches in reverse order of saving, as far as the window allows. */
 void ms__io_prefetch(ms__sim *sim);
@@ -421,7 +428,7 @@ void ms__io_prefetch(ms__sim *sim);
 void ms__io_need(ms__sim *sim, uint32_t entry);
 void ms__io_drop(ms__sim *sim, uint32_t entry);
 
-/* Device bytes of the step's tensors. Small ones count with their peak, see sim_memory.c. */
+/* Device bytes of the step's tensors. Small tensors count with their peak; see sim_memory.c. */
 static inline uint64_t ms__sim_resident(const ms__sim *sim)
 {
     return sim->live_bytes + sim->small_peak_bytes + sim->extra_bytes;
@@ -436,17 +443,17 @@ static inline void ms__cache_note_held(ms__sim *sim)
 
 /* sim_cache.c */
 void ms__cache_reset(ms__sim *sim, uint64_t ceiling_bytes);
-/* Takes a map of the class, after making room for it. Returns the bytes to fault in; 0 if the cache has a
- * whole one. */
+/* Takes a map of the class, after making room for it. Returns the bytes to fault in; 0 if the cache had a map
+ * that is all resident. */
 uint64_t ms__cache_take(ms__sim *sim, uint32_t class_id);
-/* Takes back a freed map of the class. */
+/* Returns a freed map of the class to the cache. */
 void ms__cache_give(ms__sim *sim, uint32_t class_id);
 /* Returns maps to the system until `coming_bytes` more fit under the ceiling. */
 void ms__cache_squeeze(ms__sim *sim, uint64_t coming_bytes);
 
-/* sim_compile.c: 0 if the rate is 0. */
+/* sim_compile.c: the time for `amount`; 0 if the rate is 0. */
 uint64_t ms__rate_ns(uint64_t amount, uint64_t per_second);
-/* Time of an operator, and of an overhead, scaled by the factor that measured steps gave. */
+/* The time of an operator, and of an overhead, scaled by the factor from measured steps. */
 uint64_t ms__work_ns(const ms__sim *sim, const ms_event *event);
 uint64_t ms__scaled_ns(const ms__sim *sim, uint64_t ns);
 

@@ -1,7 +1,7 @@
 /*
- * The cache of freed maps, as hostmem keeps it: by exact size, under a ceiling on live + cached bytes. The
- * map that was freed first leaves first, and of the last such map only as many huge pages as are needed. It
- * decides only how many bytes of a map must be faulted in, and how many are held at most.
+ * The cache of freed maps, as hostmem keeps it: by exact size, under a ceiling on live + cached bytes. The map
+ * that was freed first leaves first; the last one to leave loses only as many huge pages as are needed. The
+ * cache decides only how many bytes of a map must be faulted in, and how many are held at most.
  */
 #include "base/os/map.h"
 #include "base/units.h"

@@ -51,11 +51,22 @@ static uint64_t evaluating_ns(const ms__sim *sim, uint64_t evaluations)
                : ms__rate_ns(ms__mul_sat(evaluations, FLOPS_PER_EVALUATION), cpu->matmul_flops_per_s);
 }
 
-uint64_t ms__work_ns(const ms__sim *sim, const ms_event *event)
+/* Of matrix products of the event's precision. */
+static uint64_t product_rate(const ms__sim *sim, const ms_event *event)
 {
     const ms_gpu *gpu = ms_hardware_gpu(sim->hardware);
-    uint64_t flops_per_s = gpu != NULL ? gpu->matmul_flops_per_s : sim->hardware->cpu.matmul_flops_per_s;
-    uint64_t arithmetic = ms__rate_ns(event->flops, flops_per_s);
+    if (gpu == NULL) {
+        return sim->hardware->cpu.matmul_flops_per_s;
+    }
+    uint64_t rate = event->precision == MS_PRECISION_BF16   ? gpu->bf16_flops_per_s
+                    : event->precision == MS_PRECISION_FP16 ? gpu->fp16_flops_per_s
+                                                            : 0;
+    return rate > 0 ? rate : gpu->matmul_flops_per_s;
+}
+
+uint64_t ms__work_ns(const ms__sim *sim, const ms_event *event)
+{
+    uint64_t arithmetic = ms__rate_ns(event->flops, product_rate(sim, event));
     uint64_t movement = ms__rate_ns(event->bytes, stream_rate(sim->hardware));
     uint64_t drawing = sim->on_host ? ms__mul_div(event->draws, MS__DRAW_PS, 1000) : 0;
     uint64_t work = ms__max_u64(ms__max_u64(arithmetic, movement), drawing);
@@ -69,6 +80,8 @@ static void compile_residents(ms__sim *sim)
     const ms_residents *residents = &sim->graph->residents;
     const ms_process *process = &sim->hardware->process;
     uint64_t held = ms__add_sat(residents->parameter_bytes, residents->buffer_bytes);
+    /* Of streamed parameters only the window is resident. */
+    held = ms__add_sat(ms__sub_sat(held, process->streamed_bytes), process->window_bytes);
     uint64_t baseline =
         process->baseline_bytes > 0 ? process->baseline_bytes : ms__add_sat(held, sim->device_kind->runtime_bytes);
     sim->parameter_bytes = held;
@@ -105,6 +118,20 @@ static void compile_events(const ms__sim *sim, const ms_event *events, uint32_t 
             ops[i].value = ms__work_ns(sim, &events[i]);
         } else if (events[i].kind >= MS_EVENT_SAVE) {
             ops[i].value = slot_of[events[i].storage];
+        }
+    }
+}
+
+/* Lets the work of a program take the time that was measured for it, in the proportions that were computed. */
+static void take_measured(const ms__sim *sim, ms__op *ops, uint32_t count, uint64_t measured_ns)
+{
+    uint64_t computed_ns = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        computed_ns = ms__add_sat(computed_ns, ops[i].kind == MS_EVENT_WORK ? ops[i].value : 0);
+    }
+    for (uint32_t i = 0; measured_ns > 0 && computed_ns > 0 && i < count; i++) {
+        if (ops[i].kind == MS_EVENT_WORK) {
+            ops[i].value = ms__mul_div(ops[i].value, ms__scaled_ns(sim, measured_ns), computed_ns);
         }
     }
 }
@@ -149,6 +176,8 @@ static int compile_profile(ms__sim *sim, const ms_profile *from, uint32_t *slot_
     sim->has_bits |= to->bits_count > 0;
     compile_events(sim, from->forward, from->forward_count, slot_of, to->forward);
     compile_events(sim, from->backward, from->backward_count, slot_of, to->backward);
+    take_measured(sim, to->forward, from->forward_count, from->forward_ns);
+    take_measured(sim, to->backward, from->backward_count, from->backward_ns);
     uint64_t work_count = 0;
     for (uint32_t i = 0; i < from->forward_count; i++) {
         work_count += from->forward[i].kind == MS_EVENT_WORK;

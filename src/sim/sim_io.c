@@ -11,7 +11,7 @@
 /* Entries that one prefetch looks at. */
 enum { LOOK_MOST = 256 };
 
-static uint64_t io_rate(const ms__sim *sim, uint32_t tier, bool down)
+static uint64_t io_rate(const ms__sim *sim, uint32_t instance, uint32_t tier, bool down)
 {
     const ms_hardware *hardware = sim->hardware;
     uint64_t disk = down ? hardware->disk.write_bytes_per_s : hardware->disk.read_bytes_per_s;
@@ -20,6 +20,10 @@ static uint64_t io_rate(const ms__sim *sim, uint32_t tier, bool down)
     }
     const ms_gpu *gpu = ms_hardware_gpu(hardware);
     uint64_t link = down ? gpu->to_host_bytes_per_s : gpu->from_host_bytes_per_s;
+    uint64_t pageable = down ? gpu->pageable_to_host_bytes_per_s : gpu->pageable_from_host_bytes_per_s;
+    if (sim->instances[instance].pageable && pageable != 0) {
+        return ms__min_u64(link, pageable);
+    }
     return tier == MS__DISK_TIER ? ms__min_u64(disk, link) : link;
 }
 
@@ -182,10 +186,12 @@ static void io_start_store(ms__sim *sim, uint32_t instance, uint32_t tier)
         ms__io_poll(sim);
     }
     ms__sim_acquire(sim, instance);
-    queue_push(&io->writes, instance, ms__rate_ns(bytes, io_rate(sim, tier, true)));
+    io->tier_bytes[tier] += bytes;
+    sim->instances[instance].pageable =
+        tier == MS__HOST_TIER && sim->choices->pinned_bytes != 0 && io->tier_bytes[tier] > sim->choices->pinned_bytes;
+    queue_push(&io->writes, instance, ms__rate_ns(bytes, io_rate(sim, instance, tier, true)));
     io->in_flight_bytes += bytes;
     io->moved_bytes += bytes;
-    io->tier_bytes[tier] += bytes;
     io->tier_peak_bytes[tier] = ms__max_u64(io->tier_peak_bytes[tier], io->tier_bytes[tier]);
 }
 
@@ -217,7 +223,8 @@ static void io_issue(ms__sim *sim, ms__fetch *fetch)
         instance->landed = 1;
         instance->fetching = 1;
         sim->io.moved_bytes += bytes;
-        queue_push(&sim->io.reads, fetch->instance, ms__rate_ns(bytes, io_rate(sim, fetch->tier, false)));
+        queue_push(&sim->io.reads, fetch->instance,
+                   ms__rate_ns(bytes, io_rate(sim, fetch->instance, fetch->tier, false)));
     }
 }
 

@@ -1,6 +1,6 @@
 /*
  * Storages, slots and lives of a node, for the three files that replay a step: sim_replay.c runs nodes,
- * sim_again.c runs them again, and sim_step.c strings them into a step. Tests: tests/c/sim/test_simulate.c.
+ * sim_again.c recomputes them, and sim_step.c runs a step of them. Tests: tests/c/sim/test_simulate.c.
  */
 #ifndef MS_SIM_SIM_NODES_H
 #define MS_SIM_SIM_NODES_H
@@ -32,7 +32,7 @@ static inline void ms__sim_end_life(ms__sim *sim, uint32_t instance)
 static inline void ms__sim_begin_life(ms__sim *sim, uint32_t instance)
 {
     ms__sim_end_life(sim, instance);
-    /* Gradients are added one at a time to those of the step before. */
+    /* Gradients are added, one at a time, to those of the previous step. */
     if (ms__sim_role_of(sim, instance) == MS_STORAGE_GRADIENT && ms__sim_accumulates(&sim->graph->loop)) {
         if (sim->adding_gradient != MS__NO_INSTANCE) {
             ms__sim_end_life(sim, sim->adding_gradient);
@@ -57,7 +57,7 @@ static inline void ms__sim_hold_slot(ms__sim *sim, ms__slot *slot, uint32_t inst
     ms__sim_acquire(sim, instance);
 }
 
-/* Whether the shorter programs are run: with a cache, the order of frees matters. */
+/* Whether the shorter programs may run: with a cache they may not, because the order of frees matters. */
 static inline bool ms__sim_runs_short(const ms__sim *sim)
 {
     return !sim->cache.on && !sim->in_full;
@@ -71,7 +71,7 @@ void ms__sim_run_backward(ms__sim *sim, uint32_t index);
 /* Releases the loss outside the model. */
 void ms__sim_leave_loss(ms__sim *sim);
 
-/* sim_again.c: runs a node again in backward for the tensors that its forward did not keep. */
+/* sim_again.c: in backward, recomputes the tensors that the node's forward did not keep. */
 void ms__sim_run_again(ms__sim *sim, const ms__sim_node *node);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * A replay's result: peaks and times read off a simulator after its pass, and the bytes that are live through
- * a whole phase, which no event reports. Called by the replay.
+ * A replay's result: reads peaks and times from a simulator after its pass, and adds the bytes that are live
+ * through a whole phase, which no event reports. Called by the replay.
  */
 #include "base/units.h"
 #include "sim/sim.h"
@@ -9,7 +9,7 @@
 
 bool ms__sim_accumulates(const ms_loop *loop)
 {
-    return loop->observed && loop->gradients_live_in_forward;
+    return loop->observed && loop->gradients_live_in_forward && !loop->gradients_cleared;
 }
 
 ms__carried ms__sim_carried(const ms__sim *sim, ms__phase phase, bool first)

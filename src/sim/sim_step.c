@@ -1,6 +1,6 @@
 /*
- * One step, forward to optimizer, and a run of two of them with its result. ms_simulate() and the solver call
- * it; nodes are run by sim_replay.c.
+ * One step, from forward to optimizer, and a run of two steps with its result. ms_simulate() and the solver call
+ * it; sim_replay.c runs the nodes.
  *
  * Candidates are compared by their times with a cache whose size does not depend on the budget (select.c). So
  * the choice is monotone in the budget.
@@ -62,7 +62,7 @@ static void step_parameters(ms__sim *sim)
     }
 }
 
-static void note_sample(const ms__sim *sim, uint64_t fixed_bytes, ms_sample **samples)
+static void note_sample(ms__sim *sim, uint64_t fixed_bytes, ms_sample **samples)
 {
     if (*samples == NULL) {
         return;
@@ -73,7 +73,9 @@ static void note_sample(const ms__sim *sim, uint64_t fixed_bytes, ms_sample **sa
         .lower_tier_bytes = sim->io.tier_bytes[MS__HOST_TIER] + sim->io.tier_bytes[MS__DISK_TIER],
         .node = sim->current_node,
         .in_backward = sim->phase != MS__FORWARD,
+        .recompute_ns = sim->recompute_ns,
     };
+    ms__sim_owners(sim, fixed_bytes, (*samples)->device_bytes, (*samples)->owner_bytes);
     ++*samples;
 }
 
@@ -208,6 +210,13 @@ static bool moves_anything(const ms__sim *sim)
     return false;
 }
 
+static _Thread_local uint64_t events_replayed;
+
+uint64_t ms__sim_events_replayed(void)
+{
+    return events_replayed;
+}
+
 void ms__sim_run(ms__sim *sim, const ms_choices *choices, ms__outcome *outcome, ms_sample *samples)
 {
     memset(outcome, 0, sizeof *outcome);
@@ -215,6 +224,7 @@ void ms__sim_run(ms__sim *sim, const ms_choices *choices, ms__outcome *outcome, 
         return;
     }
     sim->choices = choices;
+    events_replayed += sim->event_count * (choices->ceiling_bytes > 0 ? 2 : 1);
     /* A GPU's slab is in host memory. */
     uint64_t slab = sim->on_host && moves_anything(sim) ? MS__SLAB_BYTES : 0;
     slab = sim->expects ? ms__slab_expected(slab, choices->offload_min_bytes) : slab;

@@ -8,6 +8,7 @@
 #include <stdatomic.h>
 
 #include "base/thread.h"
+#include "base/units.h"
 #include "hardware/isa.h"
 #include "techniques/adamw.h"
 #include "techniques/crew.h"
@@ -344,6 +345,15 @@ int ms_adamw_choose_moments(uint64_t elements, uint32_t bits, ms_adamw_moments *
     }
     *out = bits == 8 && elements >= MS_ADAMW_8BIT_LEAST_ELEMENTS ? MS_ADAMW_MOMENTS_8BIT : MS_ADAMW_MOMENTS_FP32;
     return MS_OK;
+}
+
+uint64_t ms_adamw_state_bytes(uint64_t elements, uint32_t bits, bool is_split)
+{
+    enum { MOMENTS = 2, LOW_BYTES = 2 };
+    bool is_8bit = bits == 8 && elements >= MS_ADAMW_8BIT_LEAST_ELEMENTS;
+    uint64_t scales = ms__mul_sat(sizeof(float), ms__div_up(elements, MS_ADAMW_BLOCK));
+    uint64_t moment = is_8bit ? ms__add_sat(elements, scales) : ms__mul_sat(sizeof(float), elements);
+    return ms__add_sat(ms__mul_sat(MOMENTS, moment), is_split ? ms__mul_sat(LOW_BYTES, elements) : 0);
 }
 
 static size_t block_part_elements(uint64_t at, uint64_t count)

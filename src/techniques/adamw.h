@@ -14,11 +14,11 @@
 
 #include "techniques/quantize8.h"
 
-/* The constants of one update of one tensor, rounded to float as torch rounds. */
+/* The constants of one update of one tensor, rounded to float as in torch. */
 typedef struct ms__adamw_constants {
     float decay; /* 1 - lr * weight_decay */
     float sign;  /* -1 to maximize */
-    /* 1 - beta1, or minus beta1 if torch interpolates from the gradient's side. */
+    /* 1 - beta1, or -beta1 if torch interpolates from the gradient's side. */
     float lerp;
     bool lerp_from_gradient;
     float beta2;
@@ -37,12 +37,12 @@ typedef struct ms__adamw_kernels {
     void (*divide)(float *values, size_t count, float divisor);
     void (*bf16_load)(const uint16_t *bf16, float *values, size_t count);
     void (*bf16_store)(const float *values, uint16_t *bf16, size_t count);
-    /* The master adopts a bf16 that differs from its own rounded value. */
+    /* If a bf16 differs from the master's rounded value, the master takes it over. */
     void (*master_adopt)(const uint16_t *bf16, float *master, size_t count);
     void (*split_load)(const uint16_t *bf16, const int16_t *low, float *values, size_t count);
     void (*split_store)(const float *values, uint16_t *bf16, int16_t *low, size_t count);
     void (*dequantize)(const uint8_t *codes, float absmax, const ms__q8_table *table, float *values, size_t count);
-    /* Codes of one block; returns its largest magnitude, NaN if it holds one. */
+    /* Makes the codes of one block; returns its largest magnitude, NaN if it holds one. */
     float (*quantize)(const float *values, const ms__q8_table *table, uint8_t *codes, size_t count);
 } ms__adamw_kernels;
 

@@ -14,12 +14,12 @@
 #include "techniques/adamw.h"
 #include "techniques/float_bits.h"
 
-/* Elements of a buffer that holds part of a block. */
+/* Elements in a buffer that holds part of a block. */
 enum { QUANTIZE_MAX = 256 };
 
 /* ---- the update --------------------------------------------------------------- */
 
-/* torch's lerp: from the nearer end, fused. */
+/* torch's lerp: fused, from the nearer end. */
 static inline float first_moment(float m, float g, const ms__adamw_constants *c)
 {
     return __builtin_fmaf(c->lerp, g - m, c->lerp_from_gradient ? g : m);

@@ -2,8 +2,8 @@
  * crew.h over the process's OpenMP team if there is one, else over threads of base.
  *
  * torch's operators run on such a team, whose threads stay awake for a while after each operator.
- * Additional threads would find the cores taken: AdamW after a backward took 7% longer than on the
- * team itself.
+ * Threads beside the team would find the cores taken: with them, AdamW after a backward took 7%
+ * longer than on the team.
  */
 #include "techniques/crew.h"
 

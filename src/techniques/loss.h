@@ -12,7 +12,7 @@
 
 typedef struct ms__loss_kernels {
     const char *name;
-    /* NaN if one value is. `count` is not 0. */
+    /* NaN if any value is NaN. `count` is not 0. */
     float (*largest)(const float *values, size_t count);
     /* out = exp(logits - most) */
     void (*exponentials)(const float *logits, float most, float *out, size_t count);
@@ -33,8 +33,8 @@ extern const ms__loss_kernels ms__loss_neon;
 /* Sleef_logf_u10, for numbers from 1 on (NaN gives NaN). */
 float ms__loss_log(float value);
 
-/* Sums as torch does with vectors of `lanes` floats: one running sum per lane, then halves added to
- * halves. Adds `values` to the `lanes` sums in `running`. */
+/* Sum as torch does with vectors of `lanes` floats. add() adds `values` to a running sum per lane;
+ * fold() adds halves of the lanes to each other until one sum is left. */
 void ms__loss_add_lanes(float *running, uint32_t lanes, const float *values, size_t count);
 float ms__loss_fold_lanes(float *running, uint32_t lanes);
 

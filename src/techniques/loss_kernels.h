@@ -18,7 +18,7 @@ static inline float power_of_two(int32_t exponent)
 
 static inline float exp_of(float d)
 {
-    /* In range for the conversion to an integer, also for NaN. */
+    /* Clamps, also NaN, to the range in which the conversion to an integer is defined. */
     float x = d > -105.0f ? d : -105.0f;
     x = x < 101.0f ? x : 101.0f;
     float q = __builtin_rintf(x * 1.442695040888963407359924681f);
@@ -40,7 +40,7 @@ static inline float exp_of(float d)
 
 static float largest(const float *values, size_t count)
 {
-    /* As integers in the order of the floats, so that the maximum does not depend on the order. */
+    /* Integers ordered as the floats are, so that the maximum does not depend on the order of elements. */
     int32_t most = INT32_MIN;
     int32_t nan_count = 0;
     for (size_t i = 0; i < count; i++) {

@@ -1,6 +1,6 @@
 /*
- * quantize8.h - the dynamic 8-bit maps and the tables that find a code without a search. Used by
- * the AdamW kernels only.
+ * quantize8.h - the dynamic 8-bit maps and the tables that find a code without a search. Used only
+ * by the AdamW kernels.
  *
  * The map is the dynamic tree type of "8-bit Optimizers via Block-wise Quantization"
  * (Dettmers et al., arXiv 2110.02861) as bitsandbytes publishes it: seven decades
@@ -16,9 +16,9 @@
 #include <stdint.h>
 
 /*
- * A magnitude's upper 16 bits (sign, exponent, 7 bits of fraction) name a bucket that holds at
- * most one boundary between neighbouring values. Buckets span 2^-23 to 1; everything below them
- * is zero.
+ * A magnitude's upper 16 bits (sign, exponent, 7 bits of fraction) are the number of a bucket, which
+ * holds at most one boundary between neighbouring values. Buckets span 2^-23 to 1; smaller
+ * magnitudes are zero.
  */
 enum {
     MS__Q8_BUCKET_SHIFT = 16,
@@ -29,9 +29,9 @@ enum {
 
 typedef struct ms__q8_table {
     float value[MS__Q8_VALUES]; /* ascending */
-    /* Of magnitudes: [k] between the k-th and the next; infinite after the last. */
+    /* Of magnitudes: [k] between the k-th and the next one; infinite after the last one. */
     float boundary[MS__Q8_VALUES];
-    int32_t rank[MS__Q8_BUCKETS]; /* boundaries below the bucket */
+    int32_t rank[MS__Q8_BUCKETS]; /* number of boundaries below the bucket */
     int32_t zero;          /* code of zero */
     int32_t least;         /* lowest rank of a magnitude above zero */
     int32_t most_negative; /* highest rank of a negative value */

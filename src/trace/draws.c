@@ -1,5 +1,5 @@
-/* The table of draws.h. Fused attention draws for its dropout inside one operator. On a CPU attention with dropout
- * is not fused: its dropout is a separate operator. */
+/* The table of draws.h. Fused attention draws the numbers of its dropout inside one operator. On a CPU, attention with
+ * dropout is not fused: its dropout is a separate operator. */
 #include <stdlib.h>
 
 #include "trace/draws.h"

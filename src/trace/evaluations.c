@@ -1,8 +1,8 @@
 /*
  * The table of evaluations.h. Measured with torch 2.13 on AVX-512: one thread, operands of 4 to 100 MB in resident
- * memory, alone and in the steps of ten models. A measured time counts as evaluations of 0.19 ns each, the time of
- * one evaluation on that machine. So do loops that torch does not vectorize (pools, batch statistics) and small
- * matrix products, which are slower than large ones.
+ * memory, alone and in the steps of ten models. A measured time is expressed in evaluations of 0.19 ns, the time of
+ * one evaluation on that machine. The table also has loops that torch does not vectorize (pools, batch statistics)
+ * and small matrix products, which are slower than large ones.
  */
 #include "trace/evaluations.h"
 

@@ -8,12 +8,11 @@
 #include "memscale/trace.h"
 
 /* Sorted (strcmp), for bsearch. Their results depend on their operands only, not on grad mode or random state, and
- * they write to no operand. Element-wise operators are not listed: torch tags them. */
+ * they write to no operand. Element-wise operators are not listed: torch tags them. Fused attention is not, because it
+ * may draw random numbers. */
 static const char *const names[] = {
+    "_fused_rms_norm",
     "_log_softmax",
-    "_scaled_dot_product_efficient_attention",
-    "_scaled_dot_product_flash_attention",
-    "_scaled_dot_product_flash_attention_for_cpu",
     "_softmax",
     "_to_copy",
     "addmm",

@@ -31,7 +31,7 @@ static inline const char *ms__operator_name(const char *name, size_t *length)
     return name;
 }
 
-/* strcmp() of a name as torch prints it and a bare name of a table. */
+/* As strcmp(): compares a name as torch prints it with a bare name. */
 static inline int ms__operator_compare(const char *printed, const char *known)
 {
     size_t length;

@@ -178,8 +178,27 @@ uint32_t ms_trace_current(const ms_trace *trace)
     return ms__trace_last_node(trace);
 }
 
-int ms_trace_input(ms_trace *trace, uint64_t key, ms_error *err)
+/* The life's place among the node's inputs, where it is added if it is new. */
+static int place_input(trace_node *node, uint32_t life, uint32_t *place, ms_error *err)
 {
+    for (*place = 0; *place < node->inputs.count; ++*place) {
+        if (node->inputs.items[*place] == life) {
+            return MS_OK;
+        }
+    }
+    uint32_t *slot = MS__ARRAY_PUSH(&node->inputs);
+    if (slot == NULL) {
+        return ms__trace_no_memory(err);
+    }
+    *slot = life;
+    return MS_OK;
+}
+
+int ms_trace_input(ms_trace *trace, uint64_t key, uint32_t *place, ms_error *err)
+{
+    uint32_t unused;
+    place = place != NULL ? place : &unused;
+    *place = MS_TRACE_NO_PLACE;
     int rc = ms__trace_check_open(trace, err);
     if (rc == MS_OK && !trace->layer_open) {
         rc = ms_fail(err, MS_ESTATE, "trace: an input, but no layer is open");
@@ -193,17 +212,7 @@ int ms_trace_input(ms_trace *trace, uint64_t key, ms_error *err)
     if (!ms__keymap_get(&trace->keys, key, &value) || (value & KEY_KIND) != KEY_LIFE) {
         return MS_OK;
     }
-    for (size_t i = 0; i < node->inputs.count; i++) {
-        if (node->inputs.items[i] == value) {
-            return MS_OK;
-        }
-    }
-    uint32_t *slot = MS__ARRAY_PUSH(&node->inputs);
-    if (slot == NULL) {
-        return ms__trace_no_memory(err);
-    }
-    *slot = (uint32_t)value;
-    return MS_OK;
+    return place_input(node, (uint32_t)value, place, err);
 }
 
 int ms_trace_flag(ms_trace *trace, uint32_t node, uint32_t flags, ms_error *err)
@@ -240,6 +249,15 @@ static void close_optimizer_step(ms_trace *trace)
         }
         trace->optimizer_transient_bytes = ms__max_u64(trace->optimizer_transient_bytes, live_bytes);
     }
+}
+
+int ms_trace_expect_state(ms_trace *trace, uint64_t bytes, ms_error *err)
+{
+    int rc = ms__trace_check_open(trace, err);
+    if (rc == MS_OK) {
+        trace->expected_state_bytes = ms__add_sat(trace->expected_state_bytes, bytes);
+    }
+    return rc;
 }
 
 int ms_trace_optimizer_unknown(ms_trace *trace, ms_error *err)
@@ -344,6 +362,7 @@ int ms_trace_op(ms_trace *trace, const char *name, const ms_operand *inputs, siz
     event.flops = ms__flops(name, inputs, input_count, outputs, output_count);
     event.draws = ms__draws(name, outputs, output_count);
     event.evaluations = ms__evaluations(name, inputs, input_count, outputs, output_count, event.flops);
+    event.precision = event.flops > 0 && output_count > 0 ? outputs[0].precision : MS_PRECISION_AS_IS;
     bool is_convolution = ms__is_convolution(name);
     trace->has_large_product |= event.flops >= LARGE_PRODUCT_FLOPS && !is_convolution;
     trace->has_convolution |= is_convolution;
@@ -356,13 +375,16 @@ int ms_trace_op(ms_trace *trace, const char *name, const ms_operand *inputs, siz
 static const uint64_t WORKSPACE_KEY = 1;
 
 int ms_trace_workspace(ms_trace *trace, const char *name, const ms_operand *inputs, size_t input_count,
-                       const ms_operand *outputs, size_t output_count, ms_error *err)
+                       const ms_operand *outputs, size_t output_count, uint32_t copied, ms_error *err)
 {
     int rc = ms__trace_check_open(trace, err);
     if (rc != MS_OK || trace->phase > MS_TRACE_BACKWARD) {
         return rc;
     }
-    uint64_t bytes = ms__workspace_bytes(name, inputs, input_count, outputs, output_count);
+    uint64_t bytes = ms_workspace_bytes(name, inputs, input_count, outputs, output_count, copied);
+    if (bytes == 0) {
+        return MS_OK;
+    }
     rc = ms_trace_born(trace, WORKSPACE_KEY, bytes, err);
     return rc == MS_OK ? ms_trace_died(trace, WORKSPACE_KEY, err) : rc;
 }

@@ -336,7 +336,7 @@ static uint64_t hash_add_events(uint64_t hash, const ms_event *events, uint32_t 
     for (uint32_t i = 0; i < count; i++) {
         hash = hash_add(hash, (uint64_t)events[i].kind << 32 | events[i].storage);
         hash = hash_add(hash_add(hash_add(hash, events[i].flops), events[i].bytes), events[i].draws);
-        hash = hash_add(hash, events[i].evaluations);
+        hash = hash_add(hash_add(hash, events[i].evaluations), events[i].precision);
     }
     return hash_add(hash, count);
 }
@@ -445,7 +445,9 @@ static void assume_loop(const ms_trace *trace, ms_graph *graph)
 {
     ms_loop *loop = &graph->loop;
     *loop = (ms_loop){.outputs_held = true, .gradients_live_in_forward = true};
-    loop->optimizer_state_bytes = ms__mul_sat(trace->optimizer_elements, STATE_BYTES_PER_ELEMENT);
+    loop->optimizer_state_bytes = trace->expected_state_bytes != 0
+                                      ? trace->expected_state_bytes
+                                      : ms__mul_sat(trace->optimizer_elements, STATE_BYTES_PER_ELEMENT);
     if (trace->residents.trainable_bytes > 0) {
         loop->optimizer_transient_bytes = ms__mul_sat(trace->residents.largest_parameter_bytes, TRANSIENT_COPIES);
     }

@@ -14,29 +14,29 @@
 #define TRACE_NO_NODE UINT32_MAX
 #define TRACE_NO_LIFE UINT32_MAX
 
-/* One storage from birth to death: an address may serve several. */
+/* One storage from birth to death; several may have the same address, one after another. */
 typedef struct trace_life {
     uint64_t bytes;
     uint32_t role;   /* ms_storage_role */
     uint32_t holds;  /* saves not released */
     bool freed;
-    bool in_step;    /* it has an ALLOC, or is of the batch */
+    bool in_step;    /* it has an ALLOC, or belongs to the batch */
     uint32_t writes; /* by operators that write in place */
     uint32_t makers; /* operators that could recompute it */
-    uint32_t values_at;   /* 1 + `writes` when it had few values; 0: it never had */
-    uint32_t values;      /* then: 1 or 2, ... */
-    uint32_t value_bytes; /* ... of elements of this many bytes, ... */
-    bool are_truths;      /* ... of torch's bool */
+    uint32_t values_at;   /* 1 + `writes` when it last had few values; 0: never. At that time: */
+    uint32_t values;      /* number of values, 1 or 2 */
+    uint32_t value_bytes; /* of an element */
+    bool are_truths;      /* elements of torch's bool */
     uint64_t untouched_bytes;
 } trace_life;
 
 /* The values that an operator writes to a storage: see trace_values.c. */
 typedef struct trace_write {
-    /* numbers; one; two; a function of its first operand; that operand with one value more */
+    /* any; one; two; a function of its first operand's values; the first operand's values and one more */
     enum { WRITE_ANYTHING, WRITE_ONE_VALUE, WRITE_TWO_VALUES, WRITE_MAPS_VALUES, WRITE_ADDS_VALUE } kind;
     bool in_place;
-    bool are_truths;           /* of torch's bool: two values, whatever the operands */
-    uint64_t bytes;            /* that it writes */
+    bool are_truths;           /* torch's bool: two values, for any operands */
+    uint64_t bytes;            /* written */
     uint32_t value_bytes;      /* of an element */
     uint32_t read_value_bytes; /* of an element of its first operand */
 } trace_write;
@@ -47,19 +47,19 @@ typedef struct trace_operand {
     uint32_t writes;
 } trace_operand;
 
-/* A node's save of a life: any number of saved tensors. */
+/* A node's save of a life, for any number of saved tensors. */
 typedef struct trace_save {
     uint32_t node;
     uint32_t life;
     uint32_t tokens; /* packed and not released */
     uint32_t copies; /* living storages that replace it in backward */
     bool needed;
-    bool dropped;        /* its DROP is recorded: ... */
-    bool drop_backward;  /* ... in this program, */
-    uint32_t drop_index; /* ... at this place */
+    bool dropped;        /* its DROP is recorded */
+    bool drop_backward;  /* the DROP is in the backward program */
+    uint32_t drop_index; /* of the DROP in its program */
 } trace_save;
 
-/* A cross entropy that was marked. */
+/* A marked cross entropy. */
 typedef struct trace_loss {
     uint32_t node;
     uint32_t life; /* of its logits */
@@ -69,23 +69,23 @@ typedef struct trace_loss {
 typedef struct trace_head {
     uint32_t node;
     uint32_t life; /* of its output */
-    size_t index;  /* of its event in the node's forward program, withdrawn until it is used */
+    size_t index;  /* of its event in the node's forward program, withdrawn until the head is used */
     bool used;
 } trace_head;
 
 /* A sum of two gradients that may be written over the first: see trace_sums.c. */
 typedef struct trace_sum {
     enum { SUM_NONE, SUM_EXPECTED, SUM_MADE } state;
-    uint32_t first; /* life */
-    /* once made: */
+    uint32_t first; /* the first gradient's life */
+    /* Set when the sum is made: */
     uint32_t life;
     uint64_t key;
-    uint64_t peak_bytes; /* before it */
-    uint32_t node;       /* its ALLOC is in backward of this node, ... */
-    size_t index;        /* ... at this index */
+    uint64_t peak_bytes; /* before the sum */
+    uint32_t node;       /* the node whose backward has the sum's ALLOC */
+    size_t index;        /* of that ALLOC */
 } trace_sum;
 
-/* Events here number lives, not local storages. */
+/* `storage` of these events is a life, not a local number. */
 typedef MS__ARRAY(ms_event) trace_program;
 
 typedef struct trace_node {
@@ -117,10 +117,10 @@ struct ms_trace {
     MS__ARRAY(trace_loss) losses;
     MS__ARRAY(trace_head) heads;
 
-    bool layer_open;        /* the last node is a layer that is still open */
+    bool layer_open;        /* the last node is an open layer */
     bool root_open;         /* the last node is a root node that takes more events */
-    uint32_t backward_from; /* the node that backward began in */
-    uint32_t backward_node; /* the current one */
+    uint32_t backward_from; /* the node in which backward began */
+    uint32_t backward_node; /* the current node of backward */
     MS__ARRAY(uint32_t) old_gradients; /* lives from before the step */
 
     ms_event last_work; /* of the last operator */
@@ -133,6 +133,7 @@ struct ms_trace {
 
     ms_residents residents;
     uint64_t optimizer_elements; /* of trainable parameters */
+    uint64_t expected_state_bytes; /* 0: not known */
     bool optimizer_seen;
     trace_program optimizer; /* ALLOC and FREE of its step */
     uint64_t optimizer_state_bytes;
@@ -143,7 +144,7 @@ struct ms_trace {
     bool state_streamed;
 };
 
-/* The meaning of an address: the two top bits of its value in `keys`; the rest is an index. */
+/* The top two bits of an address's value in `keys` are its meaning, the rest is an index. */
 #define KEY_LIFE (0ULL << 62)
 #define KEY_RESIDENT (1ULL << 62) /* parameter or buffer; its index has the bits RESIDENT_... */
 #define RESIDENT_TRAINABLE 1ULL
@@ -165,13 +166,13 @@ static inline uint32_t ms__trace_last_node(const ms_trace *trace)
 /* trace.c */
 int ms__trace_no_memory(ms_error *err);
 int ms__trace_check_open(const ms_trace *trace, ms_error *err);
-/* The node of an event of forward. Between layers the first event that ends nothing (FREE, DROP) opens a root
+/* The node of an event of forward. Between layers the first event that is neither FREE nor DROP opens a root
  * node. */
 int ms__trace_forward_node(ms_trace *trace, uint32_t event_kind, uint32_t *node, ms_error *err);
 /* Opens a root node if there is no node. */
 int ms__trace_have_node(ms_trace *trace, ms_error *err);
 int ms__trace_push(trace_program *program, ms_event event, ms_error *err);
-/* Files an event under the current node, or the optimizer. */
+/* Records an event in the current node or the optimizer. */
 int ms__trace_record(ms_trace *trace, ms_event event, ms_error *err);
 /* trace_storages.c: the meaning of an address. */
 bool ms__trace_find_life(const ms_trace *trace, uint64_t key, uint32_t *life);
@@ -179,27 +180,27 @@ bool ms__trace_find_life(const ms_trace *trace, uint64_t key, uint32_t *life);
 bool ms__trace_is_resident(const ms_trace *trace, uint64_t key, bool *written);
 int ms__trace_resident_written(ms_trace *trace, uint64_t key, ms_error *err);
 int ms__trace_put_key(ms_trace *trace, uint64_t key, uint64_t value, ms_error *err);
-/* Ends the life's count in live bytes if it is freed and not saved. */
+/* Subtracts the life from live bytes if it is freed and not saved. */
 void ms__trace_release_life(ms_trace *trace, uint32_t index);
-/* trace_sums.c. sum_born(): a storage was born; its ALLOC is the last event. sum_ends(): an event other than WORK
- * follows. sum_replaces(): a life with no holder but autograd dies; `*replaced` if the sum takes over its storage:
- * its FREE is then not recorded. */
+/* trace_sums.c. sum_born(): a storage was born, and the last event is its ALLOC. sum_ends(): an event other than WORK
+ * follows. sum_replaces(): the last holder of a life beside autograd is gone; if the sum takes over its storage,
+ * `*replaced` is true and its FREE is not recorded. */
 void ms__trace_sum_born(ms_trace *trace, uint64_t key, uint32_t life, uint64_t peak_before);
 void ms__trace_sum_ends(ms_trace *trace);
 int ms__trace_sum_replaces(ms_trace *trace, uint32_t dying, bool *replaced, ms_error *err);
-/* trace_saved.c: records the node's DROP of a save. A DROP stands in the node's own programs; if the node is not
- * the current one, at the nearest place there that does not end the storage early in forward. */
+/* trace_saved.c: records the DROP of a save in a program of its node. In forward, if the node is not the last one, the
+ * DROP goes to its backward program, so that the storage does not end too early. */
 int ms__trace_drop_save(ms_trace *trace, uint32_t index, ms_error *err);
 /* trace_values.c. write_of(): the values that an operator writes, by its name and operands. note_write(): a life
- * was written to; the write is already counted. note_result(): the last operator made the life from `source`
- * (NULL: unknown). is_two_valued(): it has at most two values now. */
+ * was written to, and the write is counted. note_result(): the last operator made the life from `source` (NULL:
+ * unknown). is_two_valued(): the life now has at most two values. */
 trace_write ms__trace_write_of(const char *name, const ms_operand *inputs, size_t input_count,
                                const ms_operand *outputs, size_t output_count);
 void ms__trace_note_write(trace_life *life, const trace_write *write);
 void ms__trace_note_result(const ms_trace *trace, const trace_life *source, trace_life *made);
 bool ms__trace_is_two_valued(const trace_life *life);
-/* trace_makers.c: keeps the makers that lead to the node's saves and whose operands were not written to. `needed`
- * has a zero for each life on entry; its contents are undefined afterwards. */
+/* trace_makers.c: keeps only makers that lead to the node's saves and whose operands were not written to. On entry
+ * `needed` has a zero for each life; afterwards it is undefined. */
 void ms__trace_thin_makers(ms_trace *trace, trace_node *node, uint8_t *needed);
 
 #endif

@@ -94,6 +94,7 @@ static int file_maker(ms_trace *trace, const uint64_t *inputs, size_t input_coun
     maker->flops = trace->last_work.flops;
     maker->bytes = trace->last_work.bytes;
     maker->evaluations = trace->last_work.evaluations;
+    maker->precision = trace->last_work.precision;
     maker->first = (uint32_t)first;
     maker->input_count = (uint32_t)(middle - first);
     maker->output_count = (uint32_t)(node->operands.count - middle);

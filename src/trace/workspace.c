@@ -1,10 +1,11 @@
 /*
- * The formulas of workspace.h. Measured as the peak of torch 2.13's allocator beyond operands and results, over
- * shapes, strides, groups and dilations (tests/c/trace/ test_workspace.c has the figures). If two kernels differ, the
- * larger one, except for the few channels that pad narrow images.
+ * The figures of workspace.h. Those of convolutions fit the measured peak of torch 2.13's allocator beyond operands and results, over
+ * shapes, strides, groups and dilations (tests/c/trace/test_workspace.c has the figures). If kernels differ, the
+ * larger workspace counts; the padding of narrow images to a few more channels is left out.
  */
 #include "trace/workspace.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/units.h"
@@ -21,17 +22,21 @@ static uint64_t item_bytes(const ms_operand *operand)
     return count > 0 ? operand->bytes / count : 0;
 }
 
-/* Without a kernel of oneDNN (fp64, complex): the whole batch unfolded, one column of a filter's length per place
- * of the output. */
-static uint64_t columns_bytes(const convolution *c)
-{
-    uint64_t per_channel = c->output->bytes / ms__max_u64(c->output->size[1], 1);
-    return ms__mul_sat(per_channel, ms__operand_elements(c->weight) / ms__max_u64(c->weight->size[0], 1));
-}
-
 static uint64_t larger_image(const convolution *c)
 {
     return ms__max_u64(c->input->bytes, c->output->bytes);
+}
+
+/* Without a kernel of oneDNN (fp64, complex): the whole batch unfolded, one column of a filter's length per place
+ * of the output. Groups are cut out and joined again. */
+static uint64_t columns_bytes(const convolution *c)
+{
+    uint32_t last = c->input->rank - 1;
+    const ms_operand *image = c->output->size[last] > c->input->size[last] ? c->input : c->output; /* transposed */
+    uint64_t per_channel = image->bytes / ms__max_u64(image->size[1], 1);
+    uint64_t columns = ms__mul_sat(per_channel, ms__operand_elements(c->weight) / ms__max_u64(c->weight->size[0], 1));
+    bool has_groups = image == c->output && c->weight->size[1] < c->input->size[1];
+    return ms__add_sat(columns, has_groups ? ms__mul_sat(2, larger_image(c)) : 0);
 }
 
 /* One image is reordered at a time; a transposed convolution, whose output grows, holds two. */
@@ -42,15 +47,19 @@ static uint64_t forward_bytes(const convolution *c)
     return ms__add_sat(ms__mul_sat(images, larger_image(c)), c->weight->bytes);
 }
 
-/* Input and gradient together; 16-bit ones are summed in a wider type, and images of one
- * dimension are copied once more on their way to two. */
+/* Input and gradient together, or the input twice if the filter strides; 16-bit ones are summed in a wider type, and
+ * images of one dimension are copied once more on their way to two. */
 static uint64_t backward_bytes(const convolution *c)
 {
     uint64_t images = ms__add_sat(c->input->bytes, c->output->bytes);
+    uint32_t last = c->input->rank - 1;
+    bool strides = c->output->size[last] <= (c->input->size[last] + 1) / 2;
     if (c->input->rank == 3) {
         images = ms__mul_sat(3, larger_image(c));
     } else if (item_bytes(c->input) < 4) {
-        images = ms__mul_sat(2, larger_image(c));
+        images = ms__add_sat(images, larger_image(c));
+    } else if (strides && c->weight->size[last] > 1) {
+        images = ms__add_sat(c->input->bytes, larger_image(c));
     }
     return ms__add_sat(images, c->weight->bytes);
 }
@@ -68,6 +77,81 @@ static bool is_image(const convolution *c)
     return c->input->rank >= 3 && c->weight->rank >= 3 && c->output->rank == c->input->rank;
 }
 
+/* Of other operators: what bench/workspaces.py measured, rounded up (docs/results/workspaces.md). In percent of the
+ * operands' and of the results' bytes; plus bytes per element of the longest dimension, for operators that work on one
+ * line at a time. Sorted by name (strcmp), for bsearch. */
+typedef enum workspace_when {
+    ALWAYS,
+    CONVERTS /* only if operands and results have elements of other sizes */
+} workspace_when;
+
+typedef struct workspace_rule {
+    const char *name;
+    uint32_t operands_percent, results_percent, line_bytes;
+    workspace_when when;
+} workspace_rule;
+
+static const workspace_rule rules[] = {
+    {"_ctc_loss_backward", 50, 0, 0, ALWAYS},
+    {"_euclidean_dist", 110, 0, 0, ALWAYS},
+    {"_fft_r2c", 0, 0, 0, ALWAYS}, /* copies a strided operand */
+    {"_linalg_svd", 0, 75, 0, ALWAYS},
+    {"_unique2", 400, 0, 0, ALWAYS},
+    {"abs", 100, 0, 0, CONVERTS},
+    {"cumsum", 0, 100, 0, CONVERTS},
+    {"kthvalue", 300, 0, 0, ALWAYS},
+    {"linalg_eig", 0, 50, 0, ALWAYS},
+    {"linalg_inv_ex", 0, 100, 0, ALWAYS},
+    {"linalg_lstsq", 100, 0, 0, ALWAYS},
+    {"linalg_matrix_exp", 0, 1000, 0, ALWAYS},
+    {"linalg_pinv", 0, 310, 0, ALWAYS},
+    {"masked_select", 120, 0, 0, ALWAYS},
+    {"mkldnn_rnn_layer_backward", 50, 0, 0, ALWAYS},
+    {"sort", 0, 0, 8, ALWAYS},
+    {"topk", 0, 0, 16, ALWAYS},
+    {"unique_dim", 100, 0, 0, ALWAYS},
+};
+
+static int compare_rule(const void *key, const void *item)
+{
+    return ms__operator_compare(key, ((const workspace_rule *)item)->name);
+}
+
+static const workspace_rule *rule_of(const char *name)
+{
+    return bsearch(name, rules, sizeof rules / sizeof rules[0], sizeof rules[0], compare_rule);
+}
+
+static uint64_t percent_of(const ms_operand *operands, size_t count, uint32_t percent)
+{
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < count; i++) {
+        bytes = ms__add_sat(bytes, operands[i].bytes);
+    }
+    return ms__mul_sat(bytes, percent) / 100;
+}
+
+static uint64_t longest_dimension(const ms_operand *operand)
+{
+    uint64_t longest = 0;
+    for (uint32_t i = 0; i < operand->rank; i++) {
+        longest = ms__max_u64(longest, operand->size[i]);
+    }
+    return longest;
+}
+
+static uint64_t rule_bytes(const workspace_rule *rule, const ms_operand *inputs, size_t input_count,
+                           const ms_operand *outputs, size_t output_count)
+{
+    if (rule == NULL || input_count == 0 || output_count == 0 ||
+        (rule->when == CONVERTS && item_bytes(&inputs[0]) == item_bytes(&outputs[0]))) {
+        return 0;
+    }
+    uint64_t bytes = ms__add_sat(percent_of(inputs, input_count, rule->operands_percent),
+                                 percent_of(outputs, output_count, rule->results_percent));
+    return ms__add_sat(bytes, ms__mul_sat(longest_dimension(&inputs[0]), rule->line_bytes));
+}
+
 uint64_t ms__workspace_bytes(const char *name, const ms_operand *inputs, size_t input_count, const ms_operand *outputs,
                              size_t output_count)
 {
@@ -79,11 +163,29 @@ uint64_t ms__workspace_bytes(const char *name, const ms_operand *inputs, size_t 
     } else if (backward) {
         c = (convolution){&inputs[1], &inputs[2], &inputs[0]};
     }
-    if ((!forward && !backward) || !is_image(&c)) {
+    if (!forward && !backward) {
+        return rule_bytes(rule_of(name), inputs, input_count, outputs, output_count);
+    }
+    if (!is_image(&c)) {
         return 0;
     }
     if (item_bytes(c.input) > 4) {
         return columns_bytes(&c);
     }
     return forward ? forward_bytes(&c) : backward_bytes(&c);
+}
+
+bool ms_operator_takes_workspace(const char *name)
+{
+    return is_named(name, "convolution") || is_named(name, "convolution_backward") || rule_of(name) != NULL;
+}
+
+uint64_t ms_workspace_bytes(const char *name, const ms_operand *inputs, size_t input_count, const ms_operand *outputs,
+                            size_t output_count, uint32_t copied)
+{
+    uint64_t bytes = ms__workspace_bytes(name, inputs, input_count, outputs, output_count);
+    for (size_t i = 0; i < input_count && i < 32; i++) {
+        bytes = ms__add_sat(bytes, (copied >> i & 1) != 0 ? inputs[i].bytes : 0);
+    }
+    return bytes;
 }

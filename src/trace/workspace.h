@@ -1,6 +1,7 @@
 /*
- * Workspace of operators on a CPU: convolutions, which oneDNN computes in its own layouts. Used by the tracer; other
- * operators count 0.
+ * Memory that operators take on a CPU beside operands and results: convolutions, which oneDNN computes in its own layouts,
+ * and the operators of a table (recurrent layers, sorting, linear algebra, sums of another type). Others count 0. Used by the
+ * tracer, and by bench/workspaces.py, which measures them.
  * Tests: tests/c/trace/test_workspace.c.
  */
 #ifndef MS_TRACE_WORKSPACE_H
@@ -8,8 +9,7 @@
 
 #include "memscale/trace.h"
 
-/* Peak bytes beyond operands and results. `name` as for ms__flops(); operands are in torch's default layout (in
- * channels_last nothing is reordered). Saturates. */
+/* ms_workspace_bytes() without copies of operands. */
 uint64_t ms__workspace_bytes(const char *name, const ms_operand *inputs, size_t input_count, const ms_operand *outputs,
                              size_t output_count);
 

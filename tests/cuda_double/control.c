@@ -1,5 +1,5 @@
 /*
- * The tests' side of the double, its devices' properties, and its one object.
+ * The controls for tests, the devices' properties, and the double's one global object.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,7 +7,7 @@
 
 #include "internal.h"
 
-/* What the devices have, in bytes. */
+/* The memory of each device, in bytes. */
 #define MEMORY_0 ((size_t)24000000000)
 #define MEMORY_1 ((size_t)25000000000)
 
@@ -53,7 +53,8 @@ EXPORT void cuda_double_fail(const char *function, uint64_t nth, int result)
 {
     ms__mutex_lock(&the.lock);
     snprintf(the.failure.function, sizeof the.failure.function, "%s", function);
-    the.failure.left = nth;
+    the.failure.for_good = nth == 0;
+    the.failure.left = nth == 0 ? 1 : nth;
     the.failure.result = result;
     ms__mutex_unlock(&the.lock);
 }
@@ -141,7 +142,7 @@ EXPORT int cuda_double_launch(void *handle, unsigned long long pointer, size_t b
     return result;
 }
 
-/* The views of the ranges, or NULL: one of them is not device memory. */
+/* The addresses at which a program reaches the ranges; NULL if one of them is not device memory. */
 static unsigned char **views_of(const cuda_double_range *ranges, size_t count)
 {
     unsigned char **views = malloc((count + 1) * sizeof *views);

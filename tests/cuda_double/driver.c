@@ -1,6 +1,6 @@
 /*
- * The driver's entry points that memscale and its tests use, with the signatures of the driver API.
- * Each first checks whether a test made it fail and whether the caller has a context.
+ * The functions of the driver that memscale and its tests use, with the driver's signatures. Each first
+ * checks whether a test makes it fail, and whether the caller has a context.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -50,12 +50,12 @@ int current_device(void)
     return depth > 0 ? stacks[stack].device[depth - 1] : -1;
 }
 
-/* Takes the lock in any case; leave() releases it. */
+/* Always takes the lock; leave() releases it. */
 int enter(const char *function)
 {
     ms__mutex_lock(&the.lock);
     planned_failure *plan = &the.failure;
-    if (plan->left > 0 && strcmp(plan->function, function) == 0 && --plan->left == 0) {
+    if (plan->left > 0 && strcmp(plan->function, function) == 0 && (plan->for_good || --plan->left == 0)) {
         return plan->result;
     }
     return the.sticky;
@@ -101,7 +101,7 @@ int cuDevicePrimaryCtxRelease_v2(int device)
     int result = enter("cuDevicePrimaryCtxRelease_v2");
     bool goes_on = result == OK || result == the.sticky; /* a broken device's objects can be released */
     if (goes_on && (device < 0 || device >= DEVICES || the.context_uses[device] == 0)) {
-        violate("a context was released that was not retained");
+        violate("released a context that was not retained");
         goes_on = false;
         result = INVALID_CONTEXT;
     }
@@ -120,7 +120,7 @@ int cuCtxPushCurrent_v2(void *context)
     int stack = stack_of_caller();
     if (result == OK &&
         (device < 0 || device >= DEVICES || the.context_uses[device] == 0 || stacks[stack].depth == NESTED_MAX)) {
-        violate("a context that does not exist was made current");
+        violate("made a context current that does not exist");
         result = INVALID_CONTEXT;
     }
     if (result == OK) {
@@ -134,7 +134,7 @@ int cuCtxPopCurrent_v2(void **context)
     ms__mutex_lock(&the.lock);
     int stack = stack_of_caller();
     if (stacks[stack].depth == 0) {
-        violate("a context was popped that was not there");
+        violate("popped a context from an empty stack");
         return leave(INVALID_CONTEXT);
     }
     int device = stacks[stack].device[--stacks[stack].depth];
@@ -163,7 +163,7 @@ int cuStreamCreate(void **made, unsigned flags)
     int result = enter_in_context("cuStreamCreate");
     stream *one = NULL;
     if (result == OK && flags != 1) {
-        violate("a stream that waits for the legacy default stream");
+        violate("made a stream that waits for the legacy default stream");
     }
     if (result == OK) {
         result = stream_new(current_device(), &one);
@@ -190,7 +190,7 @@ int cuStreamSynchronize(void *handle)
     int result = enter_in_context("cuStreamSynchronize");
     stream *one = stream_of(handle);
     if ((result == OK || result == the.sticky) && one != NULL) {
-        /* On a broken device too, nothing runs once this returns. */
+        /* Even on a broken device nothing runs once this has returned. */
         clock_vector clock = one->clock;
         stream_wait_finished(one, one->queued);
         clock_join(&the.host, &clock);
@@ -346,7 +346,7 @@ int cuMemFree_v2(unsigned long long pointer)
 {
     int result = enter_in_context("cuMemFree_v2");
     if (result == OK && !device_memory_free((unsigned char *)(uintptr_t)pointer)) {
-        violate("device memory was freed that was not allocated");
+        violate("freed device memory that was not allocated");
         result = INVALID_VALUE;
     }
     return leave(result);
@@ -363,7 +363,7 @@ int cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
     return leave(result);
 }
 
-/* Pages that the driver would have to fault in, with one thread. */
+/* Pages not in memory yet: the real driver would fault them in on one thread. */
 static uint64_t cold_pages(unsigned char *memory, size_t bytes)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
@@ -411,7 +411,7 @@ int cuMemHostUnregister(void *memory)
     return leave(result);
 }
 
-/* True: all of it in one registration. Memory half in one is a driver error. */
+/* True if one registration holds all of it. A copy that crosses its end fails in the driver. */
 static bool is_pinned(const unsigned char *memory, size_t bytes)
 {
     if (range_find(the.registered, memory, bytes) != NULL) {
@@ -449,7 +449,7 @@ int cuMemcpyDtoHAsync_v2(void *to, unsigned long long from, size_t bytes, void *
         return leave(result != OK ? result : INVALID_VALUE);
     }
     bool pinned = is_pinned(to, bytes);
-    bool is_poisoned = pinned && !copies_read(to, bytes);
+    bool is_poisoned = pinned && !copies_use(to, bytes);
     order_access(one, (const unsigned char *)(uintptr_t)from, bytes, false);
     if (pinned) {
         order_access(one, to, bytes, true);
@@ -479,7 +479,7 @@ int cuMemcpyHtoDAsync_v2(unsigned long long to, const void *from, size_t bytes, 
     return leave(queue_copy(one, &copy, pinned, false));
 }
 
-/* As the driver's: on the legacy default stream, and done when it returns. */
+/* Like the driver's: copies on the legacy default stream, and returns when the copy is done. */
 EXPORT int cuMemcpyDtoH_v2(void *to, unsigned long long from, size_t bytes);
 EXPORT int cuMemcpyHtoD_v2(unsigned long long to, const void *from, size_t bytes);
 

@@ -1,7 +1,7 @@
 /*
- * internal.h - the internals of the double: streams.c runs work, order.c checks its order, memory.c
- * knows ranges, driver.c is the driver's interface, control.c the tests'. One lock guards everything;
- * work itself runs without it.
+ * internal.h - shared by the files of the double: streams.c runs work, order.c checks its order, memory.c
+ * holds ranges of memory, driver.c has the driver's functions, control.c the tests' controls. One lock
+ * guards all data. Work runs without it.
  */
 #ifndef MS_CUDA_DOUBLE_INTERNAL_H
 #define MS_CUDA_DOUBLE_INTERNAL_H
@@ -29,11 +29,11 @@ enum {
 };
 
 typedef struct clock_vector {
-    uint64_t at[STREAMS_MAX]; /* [stream] its last piece of work that came before */
+    uint64_t at[STREAMS_MAX]; /* [stream] pieces of its work that come before */
 } clock_vector;
 
 typedef struct event {
-    const struct stream *on; /* of the latest record; NULL: never recorded */
+    const struct stream *on; /* stream of the latest record; NULL: never recorded */
     uint64_t at;             /* its place on that stream */
     clock_vector clock;
 } event;
@@ -41,7 +41,7 @@ typedef struct event {
 typedef struct range {
     unsigned char *begin;
     size_t bytes;
-    unsigned char *shadow; /* of device memory: the view that work uses */
+    unsigned char *shadow; /* of device memory: the same bytes at an address that work can reach */
     int device;            /* of device memory */
     struct range *next;
 } range;
@@ -61,8 +61,8 @@ typedef struct work {
     unsigned char **memories; /* PROGRAM: owned; one per range */
     cuda_double_program *program;
     void *argument;
-    const struct stream *after; /* WAIT: for this stream's work up to ... */
-    uint64_t at;                /* ... this place; the event may be recorded again meanwhile */
+    const struct stream *after; /* WAIT: for this stream's work ... */
+    uint64_t at;                /* ... up to here. Not the event, which may be recorded again meanwhile */
     uint64_t delay_ns;
     struct work *next;
 } work;
@@ -71,7 +71,7 @@ typedef struct stream {
     bool is_used;
     bool is_ending;
     int device;
-    uint64_t queued; /* pieces in all: the stream's own time */
+    uint64_t queued; /* pieces ever queued: the stream's time */
     uint64_t finished;
     clock_vector clock;
     work *first, *last;
@@ -90,15 +90,16 @@ typedef struct touch {
 typedef struct planned_failure {
     char function[48];
     uint64_t left;
+    bool for_good;
     int result;
 } planned_failure;
 
 typedef struct cuda_double {
     ms__mutex lock;
     ms__cond changed;
-    stream streams[STREAMS_MAX]; /* the first DEVICES: the legacy default streams */
+    stream streams[STREAMS_MAX]; /* the first DEVICES of them are the legacy default streams */
     clock_vector host;           /* the work that the host has waited for */
-    touch *accesses;            /* that the host has not waited for */
+    touch *accesses;             /* accesses that the host has not waited for */
     range *allocations, *registered;
     size_t registered_bytes, registered_limit;
     struct {
@@ -118,14 +119,14 @@ typedef struct cuda_double {
 
 extern cuda_double the;
 
-/* All under the lock, unless stated. */
+/* All are called under the lock, unless stated. */
 
 /* streams.c */
 stream *stream_of(void *handle);
 int stream_new(int device, stream **made);
 void stream_end(stream *which);
-/* Whether a queued copy reads the memory: what may be written only in order can't be poisoned yet. */
-bool copies_read(const unsigned char *memory, size_t bytes);
+/* Whether a queued copy uses the memory, which then must not be poisoned yet. */
+bool copies_use(const unsigned char *memory, size_t bytes);
 /* Waits until the stream may hold one more piece; before order_access(). */
 void stream_make_room(const stream *which);
 /* Queues a copy of `what`. Advances the stream's time. */
@@ -138,7 +139,7 @@ void violate(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void clock_join(clock_vector *into, const clock_vector *other);
 /* The stream's next piece accesses the range: checks it against all earlier ones. */
 void order_access(const stream *which, const unsigned char *begin, size_t bytes, bool is_write);
-/* Reports work in flight there. */
+/* Reports a violation if unfinished work uses the range. */
 void order_check_idle(const unsigned char *begin, size_t bytes, const char *what);
 
 /* memory.c */
@@ -149,7 +150,7 @@ bool range_add(range **list, unsigned char *begin, size_t bytes, unsigned char *
 size_t device_memory_left(int device);
 int device_memory_new(size_t bytes, unsigned char **address);
 bool device_memory_free(unsigned char *address);
-/* The view of device memory for work; NULL (a violation) outside of it. */
+/* The address at which work reaches this device memory. Outside of device memory: NULL, and a violation. */
 unsigned char *device_view(unsigned long long pointer, size_t bytes);
 
 /* driver.c */

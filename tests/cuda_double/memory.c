@@ -1,6 +1,6 @@
 /*
- * Ranges: device memory, mapped twice (inaccessible at its address, accessible for work), and
- * registered host memory.
+ * Ranges: device memory and registered host memory. Device memory is mapped twice: without access at its
+ * own address, with access at its shadow's.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -53,7 +53,7 @@ bool range_add(range **list, unsigned char *begin, size_t bytes, unsigned char *
     return true;
 }
 
-/* Bytes that are left on the device. */
+/* Free bytes of the device. */
 size_t device_memory_left(int device)
 {
     size_t total = the.memory[device].total;
@@ -61,23 +61,43 @@ size_t device_memory_left(int device)
     return used < total ? total - used : 0;
 }
 
+static void unmap_both(void *shadow, void *outside, size_t bytes)
+{
+    if (shadow != MAP_FAILED) {
+        munmap(shadow, bytes);
+    }
+    if (outside != MAP_FAILED) {
+        munmap(outside, bytes);
+    }
+}
+
+/* Maps new memory twice; false if that fails. */
+static bool map_both(size_t bytes, void **shadow, void **outside)
+{
+    int file = memfd_create("device", MFD_CLOEXEC);
+    if (file < 0) {
+        return false;
+    }
+    bool has_bytes = ftruncate(file, (off_t)bytes) == 0;
+    *shadow = has_bytes ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0) : MAP_FAILED;
+    *outside = has_bytes ? mmap(NULL, bytes, PROT_NONE, MAP_SHARED, file, 0) : MAP_FAILED;
+    close(file);
+    if (*shadow == MAP_FAILED || *outside == MAP_FAILED) {
+        unmap_both(*shadow, *outside, bytes);
+        return false;
+    }
+    return true;
+}
+
 int device_memory_new(size_t bytes, unsigned char **address)
 {
     int device = current_device();
-    if (bytes > device_memory_left(device)) {
+    void *shadow, *outside;
+    if (bytes > device_memory_left(device) || !map_both(bytes, &shadow, &outside)) {
         return OUT_OF_MEMORY;
     }
-    int file = memfd_create("device", MFD_CLOEXEC);
-    if (file < 0 || ftruncate(file, (off_t)bytes) != 0) {
-        if (file >= 0) {
-            close(file);
-        }
-        return OUT_OF_MEMORY;
-    }
-    unsigned char *shadow = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    unsigned char *outside = mmap(NULL, bytes, PROT_NONE, MAP_SHARED, file, 0);
-    close(file);
-    if (shadow == MAP_FAILED || outside == MAP_FAILED || !range_add(&the.allocations, outside, bytes, shadow)) {
+    if (!range_add(&the.allocations, outside, bytes, shadow)) {
+        unmap_both(shadow, outside, bytes);
         return OUT_OF_MEMORY;
     }
     the.allocations->device = device;
@@ -96,8 +116,7 @@ bool device_memory_free(unsigned char *address)
     }
     order_check_idle(found->begin, found->bytes, "device memory freed");
     the.memory[found->device].allocated -= found->bytes;
-    munmap(found->shadow, found->bytes);
-    munmap(found->begin, found->bytes);
+    unmap_both(found->shadow, found->begin, found->bytes);
     free(found);
     the.counts.allocations--;
     return true;
@@ -108,7 +127,7 @@ unsigned char *device_view(unsigned long long pointer, size_t bytes)
     const unsigned char *address = (const unsigned char *)(uintptr_t)pointer;
     const range *found = range_find(the.allocations, address, bytes);
     if (found == NULL) {
-        violate("%zu bytes at %p are not in one piece of device memory", bytes, (const void *)address);
+        violate("the %zu bytes at %p are not in one piece of device memory", bytes, (const void *)address);
         return NULL;
     }
     return found->shadow + (address - found->begin);

@@ -1,7 +1,7 @@
 /*
- * The order of pieces of work. Every stream has a time; a clock holds for each stream the time up to
- * which its work came before. The host is one clock: work that any of its threads has waited for
- * comes before all later work.
+ * The order of pieces of work. Each stream numbers its pieces; the number is the stream's time. A vector
+ * clock holds a time for each stream: the stream's work up to that time comes before. All threads of the
+ * host share one clock: work that any thread has waited for comes before all later work.
  */
 #include <stdarg.h>
 #include <stdio.h>
@@ -31,7 +31,7 @@ static bool touches(const touch *one, const unsigned char *begin, size_t bytes)
     return begin < one->begin + one->bytes && one->begin < begin + bytes;
 }
 
-/* Work that the host has waited for comes before everything new. */
+/* Forgets accesses of work that the host has waited for: they come before all new work. */
 static void forget_seen(void)
 {
     touch **link = &the.accesses;
@@ -46,8 +46,9 @@ static void forget_seen(void)
     }
 }
 
-/* What comes after a write also comes after whatever had to come before it; and what comes after
- * a stream's read comes after its earlier ones. So those need not be remembered. */
+/* Forgets accesses that the new one replaces. Work that is ordered after a write is also ordered after the
+ * accesses before that write. Work that is ordered after a stream's read is also ordered after the
+ * stream's earlier reads. */
 static void forget_covered(const stream *which, const unsigned char *begin, size_t bytes, bool is_write)
 {
     touch **link = &the.accesses;

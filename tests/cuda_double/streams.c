@@ -1,6 +1,6 @@
 /*
- * Streams: a queue and a thread each. Work runs in the order of its queue, after its delay and no
- * earlier: nothing runs when it is queued.
+ * Streams. Each has a queue and a thread, which runs the work in order, each piece after its delay.
+ * Queuing work runs nothing.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +16,7 @@ static void sleep_for(uint64_t ns)
 
 EXPORT void (*cuda_double_pass_time)(uint64_t ns) = sleep_for;
 
-/* The host may not write there, but may read: the sanitizer must not report this read. */
+/* The host may write this memory meanwhile, which the double itself reports; the thread sanitizer must not. */
 __attribute__((no_sanitize("thread"))) uint64_t fingerprint_of(const void *memory, size_t bytes)
 {
     const unsigned char *from = memory;
@@ -39,7 +39,7 @@ stream *stream_of(void *handle)
     int device = current_device();
     stream *found = handle == NULL ? &the.streams[device > 0 ? device : 0] : handle;
     if (found < the.streams || found >= the.streams + STREAMS_MAX || (!found->is_used && handle != NULL)) {
-        violate("a stream that does not exist");
+        violate("used a stream that does not exist");
         return NULL;
     }
     return found;
@@ -50,7 +50,7 @@ static bool is_filled(const unsigned char *memory, int value, size_t bytes)
     return bytes == 0 || (memory[0] == value && memcmp(memory, memory + 1, bytes - 1) == 0);
 }
 
-/* In two halves with time between, so that an early reader sees a part. */
+/* Copies in two halves with a pause between them, so that an early reader sees half a copy. */
 static void do_copy(const work *what)
 {
     size_t half = what->bytes / 2;
@@ -63,13 +63,13 @@ static void do_copy(const work *what)
     memcpy(what->to + half, what->from + half, what->bytes - half);
     if (was_changed || was_written) {
         ms__mutex_lock(&the.lock);
-        violate(was_changed ? "the host changed what a copy had not read yet"
-                            : "the host wrote where a copy had not written yet");
+        violate(was_changed ? "the host changed memory that a copy had not read yet"
+                            : "the host wrote to memory that a copy had not written yet");
         ms__mutex_unlock(&the.lock);
     }
 }
 
-/* Without the lock. */
+/* Called without the lock. */
 static void do_work(const work *what)
 {
     if (what->delay_ns > 0) {
@@ -84,7 +84,7 @@ static void do_work(const work *what)
     }
 }
 
-/* Under the lock: whether the nth piece of work, now reached, breaks the device. */
+/* Called under the lock: counts the piece of work; returns whether the device is broken. */
 static bool work_fails(const work *what)
 {
     bool is_work = what->kind == WORK_COPY || what->kind == WORK_KERNEL || what->kind == WORK_PROGRAM;
@@ -133,7 +133,7 @@ static void stream_main(void *argument)
     ms__mutex_unlock(&the.lock);
 }
 
-/* A stream's place may be reused: its time continues. */
+/* May reuse the place of a destroyed stream, whose time continues. */
 int stream_new(int device, stream **made)
 {
     for (int i = DEVICES; i < STREAMS_MAX; i++) {
@@ -156,16 +156,18 @@ int stream_new(int device, stream **made)
     return OUT_OF_MEMORY;
 }
 
-static bool copy_reads(const work *what, const unsigned char *memory, size_t bytes)
+static bool copy_uses(const work *what, const unsigned char *memory, size_t bytes)
 {
-    return what->kind == WORK_COPY && what->from < memory + bytes && memory < what->from + what->bytes;
+    bool reads = what->from < memory + bytes && memory < what->from + what->bytes;
+    bool writes = what->to < memory + bytes && memory < what->to + what->bytes;
+    return what->kind == WORK_COPY && (reads || writes);
 }
 
-bool copies_read(const unsigned char *memory, size_t bytes)
+bool copies_use(const unsigned char *memory, size_t bytes)
 {
     for (int i = 0; i < STREAMS_MAX; i++) {
         for (const work *what = the.streams[i].first; what != NULL; what = what->next) {
-            if (copy_reads(what, memory, bytes)) {
+            if (copy_uses(what, memory, bytes)) {
                 return true;
             }
         }
@@ -176,7 +178,7 @@ bool copies_read(const unsigned char *memory, size_t bytes)
 void stream_end(stream *which)
 {
     if (which->first != NULL) {
-        violate("a stream was destroyed with work in it");
+        violate("destroyed a stream with work in it");
         stream_wait_finished(which, which->queued);
     }
     which->is_ending = true;

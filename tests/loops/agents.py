@@ -1,4 +1,4 @@
-"""Loops of reinforcement learning: small models, many forwards without gradients, methods beside forward."""
+"""Reinforcement-learning loops: small models, many forwards without gradients, methods other than forward."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Agent(nn.Module):
         return action, odds.log_prob(action), self.critic(x)
 
 
-@loop(120, r"forward.*(never|not) called", is_quick=True)
+@loop(120, is_quick=True)
 def policy_gradient(run: Run) -> None:
     """A rollout without gradients, then epochs of minibatches; the agent's forward is never called."""
     agent = run.wrap(_Agent())
@@ -53,7 +53,7 @@ def policy_gradient(run: Run) -> None:
 
 @loop(160)
 def deep_q(run: Run) -> None:
-    """A target network beside the wrapped one; one step after every few forwards without gradients."""
+    """A target network runs beside the wrapped one; three forwards without gradients come before each step."""
     online = run.wrap(mlp(64, 1024, 1024, 8))
     target = mlp(64, 1024, 1024, 8)
     target.load_state_dict(online.state_dict())
@@ -72,3 +72,41 @@ def deep_q(run: Run) -> None:
         run.note(loss)
         if step % 5 == 0:
             target.load_state_dict(online.state_dict())
+
+
+class _SharedBody(nn.Module):
+    """Policy and value share a body; has no forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = mlp(64, 1024, 1024, 1024)
+        self.policy, self.value = nn.Linear(1024, 8), nn.Linear(1024, 1)
+
+    def act(
+        self, x: torch.Tensor, action: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        hidden = self.body(x).relu()
+        odds = torch.distributions.Categorical(logits=self.policy(hidden))
+        action = odds.sample() if action is None else action
+        return action, odds.log_prob(action), odds.entropy(), self.value(hidden)[:, 0]
+
+
+@loop(90)
+def shared_policy(run: Run) -> None:
+    """Minibatches of a rollout, the last one smaller; the clipped objective."""
+    net = run.wrap(_SharedBody())
+    optimizer = torch.optim.Adam(net.parameters(), lr=3e-4)
+    for _ in range(3):
+        x = torch.randn(4096, 64)
+        with torch.no_grad():
+            action, before, _, value = net.act(x)
+        for rows in torch.randperm(4096).split(1500):
+            _, log, entropy, now = net.act(x[rows], action[rows])
+            ratio = (log - before[rows]).exp()
+            loss = -torch.min(ratio, ratio.clamp(0.8, 1.2)).mean() - 0.01 * entropy.mean()
+            loss = loss + (now - value[rows] - 1).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+            optimizer.step()
+            run.note(loss)

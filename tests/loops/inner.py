@@ -1,4 +1,4 @@
-"""Loops with steps inside steps."""
+"""Loops with gradient steps inside a step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import functional
 
 @loop(220)
 def adaptation(run: Run) -> None:
-    """Inner gradient steps through which the outer loss is differentiated."""
+    """The outer loss has gradients through the inner gradient steps (MAML)."""
     model = run.wrap(mlp(64, 1024, 1024, 8))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     for _ in range(5):

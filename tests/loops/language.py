@@ -17,7 +17,7 @@ def _estimate(model: torch.nn.Module, rows: int) -> float:
 
 @loop(300)
 def characters(run: Run) -> None:
-    """Micro-batches, clipping, a learning rate set by hand, an estimate of the loss now and then."""
+    """Micro-batches, gradient clipping, a learning rate set by hand, and estimates of the loss between steps."""
     model = run.wrap(CharModel())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.99))
     batch = words_batch(8, 256)

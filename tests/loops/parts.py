@@ -1,4 +1,4 @@
-"""Models and data that several loops share: small, of the shapes that public scripts have."""
+"""Small models and data that several loops share, like those of public scripts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.nn import functional
 
 
 class ConvNet(nn.Module):
-    """The convolutional net of the handwritten digits."""
+    """The usual convolutional net for handwritten digits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Block(nn.Module):
 
 
 class CharModel(nn.Module):
-    """A decoder over characters; returns logits, and the loss if it is given targets."""
+    """A decoder over characters; returns logits, and with targets also the loss."""
 
     def __init__(self, words: int = 256, width: int = 128, depth: int = 6, length: int = 256, dropout: float = 0.1):
         super().__init__()
@@ -84,6 +84,6 @@ def mlp(*widths: int) -> nn.Sequential:
 
 
 def words_batch(rows: int, length: int, words: int = 256) -> tuple[torch.Tensor, torch.Tensor]:
-    """Random ids and the same moved by one."""
+    """Random ids, and the same ids shifted by one."""
     ids = torch.randint(words, (rows, length + 1))
     return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()

@@ -1,6 +1,6 @@
-"""Runs the loops, each unwrapped and wrapped in processes of their own, and prints what each did.
+"""Runs each loop twice, unwrapped and wrapped, each time in a process of its own. Prints a line for each loop.
 
-Ends with status 1 if a promise was not kept. Called by scripts/loops.sh.
+Exits with status 1 if a loop broke a promise. Called by scripts/loops.sh.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from frame import MEGABYTE, Loop, all_loops, complaints, run_apart
 
 
 def _tell(chosen: Loop) -> bool:
-    """Runs one loop and prints a line; returns whether all was kept."""
+    """Runs one loop and prints its line; returns whether it kept every promise."""
     plain, wrapped = run_apart(chosen.name, False), run_apart(chosen.name, True)
     found = complaints(chosen, plain, wrapped)
     room = [(number - wrapped.base_bytes) / MEGABYTE for number in (wrapped.peak_bytes, wrapped.budget_bytes)]
@@ -27,7 +27,7 @@ def _tell(chosen: Loop) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", help="loops to run (all)")
+    parser.add_argument("names", nargs="*", help="loops to run; default: all")
     wanted = parser.parse_args().names
     loops = [chosen for name, chosen in all_loops().items() if not wanted or name in wanted]
     kept = [_tell(chosen) for chosen in loops]

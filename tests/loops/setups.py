@@ -1,6 +1,8 @@
-"""Loops that build or pass their model in a way of their own."""
+"""Loops that build, wrap, save or validate their model in other ways."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import torch
 from frame import Run, loop
@@ -18,18 +20,12 @@ def from_meta(run: Run) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn(parameter.shape) * 0.02)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    for _ in range(6):
-        _, loss = model(*words_batch(8, 256))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        run.note(loss)
+    _steps(run, model, range(6))
 
 
-def _steps(run: Run, model: torch.nn.Module, count: int) -> None:
+def _steps(run: Run, model: torch.nn.Module, numbers: Iterable[int]) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    for _ in range(count):
+    for _ in numbers:
         _, loss = model(*words_batch(8, 256))
         loss.backward()
         optimizer.step()
@@ -39,34 +35,27 @@ def _steps(run: Run, model: torch.nn.Module, count: int) -> None:
 
 @loop(300)
 def saved_and_loaded(run: Run) -> None:
-    """A state is saved in the middle and loaded again."""
+    """The state is saved in the middle of training and loaded again."""
     model = run.wrap(CharModel(depth=3))
-    _steps(run, model, 4)
+    _steps(run, model, range(4))
     state = {name: value.clone() for name, value in model.state_dict().items()}
-    _steps(run, model, 2)
+    _steps(run, model, range(2))
     model.load_state_dict(state)
-    _steps(run, model, 2)
+    _steps(run, model, range(2))
 
 
 @loop(300, is_quick=True)
 def with_a_bar(run: Run) -> None:
-    """A progress bar is drawn while it trains."""
+    """Draws a progress bar while training."""
     from tqdm import tqdm
 
-    model = run.wrap(CharModel(depth=3))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    for _ in tqdm(range(5)):
-        _, loss = model(*words_batch(8, 256))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        run.note(loss)
+    _steps(run, run.wrap(CharModel(depth=3)), tqdm(range(5)))
 
 
 @loop(300)
 def with_a_sample(run: Run) -> None:
-    """The plan is made at the wrap, from a sample."""
-    _steps(run, run.wrap(CharModel(depth=3), sample_input=words_batch(8, 256)), 6)
+    """wrap() gets a sample input and plans at once."""
+    _steps(run, run.wrap(CharModel(depth=3), sample_input=words_batch(8, 256)), range(6))
 
 
 @loop(300)
@@ -77,4 +66,4 @@ def validated_first(run: Run) -> None:
     with torch.no_grad():
         run.note(model(*words_batch(8, 256))[1])
     model.train()
-    _steps(run, model, 6)
+    _steps(run, model, range(6))

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 @loop(220)
 def adversaries(run: Run) -> None:
-    """The discriminator is wrapped: it sees real and fake for its own step, and fake for the generator's."""
+    """The discriminator is wrapped. It gets real and fake data in its own step, and fake data in the generator's."""
     generator = mlp(64, 512, 1024, 784)
     discriminator = run.wrap(mlp(784, 2048, 1024, 1))
     of_d = torch.optim.Adam(discriminator.parameters(), lr=2e-4, betas=(0.5, 0.999))
@@ -35,7 +35,7 @@ def adversaries(run: Run) -> None:
 
 @loop(330)
 def distillation(run: Run) -> None:
-    """A teacher without gradients beside the wrapped student, and an averaged copy that is evaluated."""
+    """The student is wrapped; a teacher runs beside it without gradients, and an averaged copy is evaluated."""
     teacher = CharModel(depth=4, dropout=0.0).eval()
     student = CharModel(depth=4, dropout=0.0)
     averaged = copy.deepcopy(student)
@@ -60,7 +60,7 @@ def distillation(run: Run) -> None:
 
 @loop(260)
 def two_views(run: Run) -> None:
-    """Two forwards and one loss over both."""
+    """Two forwards share one loss."""
     model = run.wrap(mlp(256, 2048, 1024, 64))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     for _ in range(8):
@@ -75,7 +75,7 @@ def two_views(run: Run) -> None:
 
 @loop(330)
 def preferences(run: Run) -> None:
-    """The policy sees the chosen and the rejected text, a reference model without gradients too."""
+    """The policy and a frozen reference model each get the chosen and the rejected text."""
     reference = CharModel(depth=2, dropout=0.0).eval()
     policy = run.wrap(CharModel(depth=4, dropout=0.0))
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-4)
@@ -94,7 +94,7 @@ def preferences(run: Run) -> None:
 
 @loop(260)
 def gradient_penalty(run: Run) -> None:
-    """The critic's gradient by its input is part of its loss."""
+    """The critic's loss includes its gradient with respect to its input."""
     critic = run.wrap(mlp(256, 1024, 1024, 1))
     optimizer = torch.optim.Adam(critic.parameters(), lr=1e-4)
     for _ in range(6):

@@ -1,4 +1,4 @@
-"""Loops whose steps end otherwise than by `torch.optim`."""
+"""Loops with unusual steps: gradients applied by hand or accumulated, closures, several optimizers, late zeroing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 @loop(220, is_quick=True)
 def by_hand(run: Run) -> None:
-    """Gradients are applied by the loop itself."""
+    """The loop applies the gradients itself."""
     model = run.wrap(mlp(256, 2048, 2048, 16))
     for _ in range(8):
         loss = model(torch.randn(2048, 256)).square().mean()
@@ -24,7 +24,7 @@ def by_hand(run: Run) -> None:
 
 @loop(260)
 def accumulation(run: Run) -> None:
-    """Four micro-batches to a step."""
+    """Each step has four micro-batches."""
     model = run.wrap(mlp(256, 2048, 2048, 16))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for number in range(24):
@@ -55,7 +55,7 @@ def closures(run: Run) -> None:
 
 @loop(240)
 def two_optimizers(run: Run) -> None:
-    """Weights and biases are updated by optimizers of their own."""
+    """One optimizer updates the weights, another the biases."""
     model = run.wrap(mlp(256, 2048, 2048, 16))
     weights = torch.optim.SGD([p for p in model.parameters() if p.dim() > 1], lr=0.01, momentum=0.9)
     others = torch.optim.AdamW([p for p in model.parameters() if p.dim() == 1], lr=1e-3)
@@ -70,7 +70,7 @@ def two_optimizers(run: Run) -> None:
 
 @loop(240)
 def gradients_zeroed_late(run: Run) -> None:
-    """Gradients of the last step live through the next forward."""
+    """Gradients of one step are still there during the next forward."""
     model = run.wrap(mlp(256, 2048, 2048, 16))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for _ in range(8):

@@ -1,4 +1,4 @@
-"""Loops of image scripts."""
+"""Loops of vision scripts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import functional
 
 @loop(180, r"evaluation.*batch of \d+", may_pass=True)
 def digits(run: Run) -> None:
-    """Training in batches of 64, a test epoch in batches of 1000 without gradients after each epoch."""
+    """Trains in batches of 64. After each epoch, tests in batches of 1000 without gradients."""
     model = run.wrap(ConvNet())
     optimizer = torch.optim.Adadelta(model.parameters(), lr=1.0)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.7)
@@ -53,7 +53,7 @@ def _resnet() -> nn.Module:
 
 @loop(210)
 def residual_net(run: Run) -> None:
-    """SGD with momentum, a validation of the same batch after each epoch, accuracy as a running mean."""
+    """SGD with momentum. Each epoch ends with a validation batch of the same size."""
     model = run.wrap(_resnet())
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=1e-4)
     criterion = nn.CrossEntropyLoss()
@@ -98,7 +98,7 @@ def segmentation(run: Run) -> None:
 
 @loop(200)
 def frozen_backbone(run: Run) -> None:
-    """Only the head has gradients; batches are mixed."""
+    """Only the head is trained; each batch is mixed with itself (mixup)."""
     model = _resnet()
     for parameter in model[:3].parameters():
         parameter.requires_grad_(False)
@@ -127,9 +127,9 @@ class _Autoencoder(nn.Module):
         return self.decoder(z)
 
 
-@loop(150, r"model\.encoder, model\.decoder")
+@loop(150)
 def encode_and_decode(run: Run) -> None:
-    """Two methods, and no forward."""
+    """The loop calls two methods of the model and never forward."""
     model = run.wrap(_Autoencoder())
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     for _ in range(6):

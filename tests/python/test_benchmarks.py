@@ -96,5 +96,18 @@ def test_optimizers_are_compared_in_one_run_and_missing_peers_are_named() -> Non
         measured = f"\n{name} 8-bit{'':{14 - len(name)}} best" in done.stdout
         told = f"{name} 8-bit: not installed" in done.stdout or f"{name} 8-bit: does not run here" in done.stdout
         assert measured != told, done.stdout
-    for claim in ("memscale: of the rate of the plain C loop", "memscale: times as fast as torch fused"):
+    for claim in ("memscale: share of the rate of the plain C loop", "memscale: times as fast as torch fused"):
         assert claim in done.stdout
+
+
+def test_memscale_demo_holds_its_claims_and_draws_them(tmp_path: pathlib.Path) -> None:
+    program = pathlib.Path(sys.executable).with_name("memscale")
+    report = tmp_path / "run.html"
+    command = [str(program), "demo", "--steps", "2", "--report", str(report)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("[########################] 2/2") == 2
+    assert done.stdout.count(": yes") == 2
+    plain, wrapped = (line for line in done.stdout.splitlines() if "█" in line)
+    assert plain.count("█") > wrapped.count("█") > 0
+    assert report.read_text().startswith("<!doctype html>")

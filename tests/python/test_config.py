@@ -268,9 +268,14 @@ def test_importing_config_does_not_import_torch():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_a_misspelled_field_is_refused_also_when_it_is_assigned():
-    with pytest.raises(TypeError, match="memory_budget"):
-        Config(memory_budget=4)
+def test_a_misspelled_field_is_refused_also_when_it_is_assigned_or_read():
+    text = "Config: memory_budget: there is no such field; did you mean memory_budget_gb?"
     config = Config()
-    with pytest.raises(AttributeError, match="memory_budget"):
+    with pytest.raises(AttributeError) as assigned:
         config.memory_budget = 4
+    with pytest.raises(AttributeError) as read:
+        _ = config.memory_budget
+    assert str(assigned.value) == str(read.value) == text
+    with pytest.raises(AttributeError, match="did you mean num_streams"):
+        AsyncOffloadConfig().num_stream = 2
+    assert not hasattr(config, "__deepcopy__") and config == Config()

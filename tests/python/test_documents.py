@@ -33,7 +33,9 @@ def _run(what: str, folder: pathlib.Path) -> list[dict[str, str | None]]:
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"where"')]
 
 
-@pytest.mark.parametrize(("what", "least"), [("README.md", 8), ("docs/guide.md", 15), ("docstrings", 14)])
+@pytest.mark.parametrize(
+    ("what", "least"), [("README.md", 8), ("docs/guide.md", 15), ("docs/compile.md", 4), ("docstrings", 14)]
+)
 def test_every_example_runs(what: str, least: int, tmp_path: pathlib.Path) -> None:
     pytest.importorskip("transformers")
     told = _run(what, tmp_path)
@@ -51,7 +53,14 @@ def _anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-MORE_PAGES = ("CONTRIBUTING.md", "ARCHITECTURE.md", "docs/index.md", "docs/api/python.md", "docs/api/c.md")
+MORE_PAGES = (
+    "docs/compile.md",
+    "CONTRIBUTING.md",
+    "ARCHITECTURE.md",
+    "docs/index.md",
+    "docs/api/python.md",
+    "docs/api/c.md",
+)
 
 
 @pytest.mark.parametrize("page", [*PAGES, *MORE_PAGES, "docs/formats/README.md", "docs/results/README.md"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import logging
 
 import pytest
@@ -146,3 +147,25 @@ def test_a_profiled_step_may_lie_inside_a_checkpoint(use_reentrant):
             torch.utils.checkpoint.checkpoint(each, x, use_reentrant=use_reentrant).square().mean().backward()
         assert all(torch.equal(a.grad, b.grad) for a, b in zip(plain.parameters(), model.parameters(), strict=True))
     memscale.detach(model)
+
+
+@pytest.mark.parametrize("options", [{}, {"enable_offloading": False}])
+def test_a_profile_counts_no_tensors_of_the_warm_up(options) -> None:
+    """What the warm-up's plan recomputes or fetches stands for the saved tensors, and is not counted beside them."""
+
+    def storages_of_a_layer(is_static: bool) -> dict[str, list[tuple[str, int]]]:
+        torch.manual_seed(0)
+        layers = [nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 256)) for _ in range(6)]
+        config = Config(force_optimize=True, use_static_profiling=is_static, **options)
+        model = memscale.wrap(nn.Sequential(*layers), config)
+        _train(model, 3)
+        graph = json.loads(model._memscale_executor._planner.documents[0])
+        memscale.detach(model)
+        profile = next(graph["profiles"][node["profile"]] for node in graph["nodes"] if node["name"] == "3")
+        sizes = profile["storage_bytes"]
+        return {
+            way: [(event[0], sizes[event[1]]) for event in profile[way] if event[0] != "work"]
+            for way in ("forward", "backward")
+        }
+
+    assert storages_of_a_layer(False) == storages_of_a_layer(True)

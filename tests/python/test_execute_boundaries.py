@@ -251,7 +251,7 @@ def test_a_cache_of_the_callers_is_filled_once(technique, tmp_path, caplog):
         assert executor.counters()["recomputed_layers"] == 0
         assert_nothing_left(executor)
     if technique != "offload_disk":
-        assert any("it is not recomputed" in record.message for record in caplog.records)
+        assert any("the layer is not recomputed" in record.message for record in caplog.records)
 
 
 # ---- how models are called --------------------------------------------------------------------

@@ -360,3 +360,31 @@ def test_a_collector_in_a_context_variable_keeps_no_graph_and_hears_no_replay(te
         executor._core.backward_ended()
         assert_nothing_left(executor)
     assert_same(expected, found)
+
+
+# ---- inference mode ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("technique", (*TECHNIQUES, "selective_4"))
+def test_backward_may_run_in_inference_mode(technique, tmp_path):
+    def run(model: nn.Module) -> list[dict[str, torch.Tensor | None]]:
+        seen = []
+        for seed in range(2):
+            seed_everything(seed)
+            loss = model(torch.randn(4, 12)).square().mean()
+            with torch.inference_mode():
+                for _ in range(2):  # the second one adds to the first one's gradients
+                    loss.backward(retain_graph=True)
+                assert torch.is_inference_mode_enabled()
+            seen.append({name: parameter.grad.clone() for name, parameter in model.named_parameters()})
+            model.zero_grad()
+        return seen
+
+    seed_everything(1)
+    blocks = [nn.Sequential(nn.Linear(12, 12), nn.GELU(), nn.Dropout(0.2), nn.Linear(12, 12)) for _ in range(4)]
+    model = nn.Sequential(*blocks)
+    expected = run(model)
+    with executing(model, uniform(model, technique), tmp_path) as executor:
+        assert_same(expected, run(model))
+        executor._core.backward_ended()
+        assert_nothing_left(executor)

@@ -13,7 +13,7 @@ from execute_support import few_threads  # noqa: F401
 from trainer_support import Sentences, arguments, gpt2, llama, losses, same_parameters, trainer, worked
 
 import memscale
-from memscale import Config, IntegrationError
+from memscale import Config
 
 pytestmark = pytest.mark.usefixtures("few_threads")
 
@@ -231,13 +231,28 @@ def test_wrapping_twice_replaces_the_first(tmp_path: Path, caplog: pytest.LogCap
     assert _state(subject) == before
 
 
-def test_compiled_trainers_are_refused_by_name(tmp_path: Path) -> None:
-    subject = trainer(tmp_path)
-    subject.args.torch_compile = True
-    before = _state(subject)
-    with pytest.raises(IntegrationError, match="torch_compile"):
-        memscale.wrap(subject)
-    assert _state(subject) == before
+def test_torch_compile_compiles_the_layers(tmp_path: Path) -> None:
+    """The result is that of the layers compiled one by one, and torch's compiler sees no frame more."""
+    from torch._dynamo.utils import counters
+
+    def model() -> Any:
+        made = gpt2(2)
+        made.config.use_cache = False  # as wrapped models train
+        return made
+
+    plain = trainer(tmp_path, model())
+    for block in plain.model.transformer.h:
+        block.compile()
+    plain.train()
+    before = dict(counters["frames"])
+    eager = trainer(tmp_path, model())  # seeds
+    eager.train()
+    subject = trainer(tmp_path, model(), torch_compile=True)
+    memscale.wrap(subject, FORCED)
+    subject.train()
+    assert same_parameters(subject.model, plain.model)
+    assert not same_parameters(eager.model, plain.model)
+    assert dict(counters["frames"]) == before and worked(subject.model._memscale_executor)
 
 
 def test_a_budget_that_cannot_be_met_ends_training_and_leaves_nothing(tmp_path: Path) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import contextvars
 import copy
 import functools
+import gc
 import random
 
 import numpy
@@ -15,6 +17,7 @@ import torch
 from graph_support import Plain, layer_nodes, trace
 from torch import nn
 
+import memscale
 from memscale import _core
 from memscale.base.aside import is_tracing
 from memscale.errors import IntegrationError, ProfileError
@@ -47,6 +50,24 @@ class Remembering(nn.Module):
             random.random()
             numpy.random.rand()
         return nn.functional.dropout(self.norm(self.linear(self.cached)), 0.5).sum()
+
+
+DEPTH: contextvars.ContextVar[int] = contextvars.ContextVar("depth", default=0)
+
+
+class Deepening(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        DEPTH.set(DEPTH.get() + 1)
+        return self.linear(x) / DEPTH.get()
+
+
+def test_a_trace_sets_no_context_variable():
+    trace(Deepening(), torch.ones(2, 4))
+    assert DEPTH.get() == 0
 
 
 class Settings:
@@ -256,3 +277,17 @@ def test_the_garbage_collector_has_no_part_in_the_graph():
     events = graph["profiles"][work["profile"]]["forward"]
     doubled = next(event[1] for event in events if event[0] == "alloc")
     assert ["free", doubled] not in events
+
+
+def test_a_parameter_can_be_swapped_after_a_trace():
+    """`torch.utils.swap_tensors()` refuses a tensor to which anything refers weakly."""
+    model = torch.nn.utils.parametrizations.spectral_norm(torch.nn.Linear(8, 8))
+    memscale.wrap(model, memscale.Config(force_optimize=True, mode="aggressive"))
+    gc.disable()
+    try:
+        model(torch.randn(4, 8))
+        torch.utils.swap_tensors(model.bias, torch.nn.Parameter(torch.zeros(8)))
+    finally:
+        gc.enable()
+        memscale.detach(model)
+    assert torch.equal(model.bias, torch.zeros(8))

@@ -223,9 +223,19 @@ def test_a_trainer_can_be_wrapped_and_given_back(package: Any, tmp_path: Path) -
 def test_a_step_that_goes_past_the_wrapped_module_is_said(
     package: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    module = _module(package, split=True, through_forward=False)
-    _fit(package, tmp_path, module, [_callback()], max_epochs=1)
+    module = _module(package)
+    module.unused = torch.nn.Linear(2, 2)
+    _fit(package, tmp_path, module, [_callback(module="unused")], max_epochs=1)
     assert "training_step of Module did not call the forward" in caplog.text
+
+
+def test_a_step_that_goes_past_the_forward_is_planned_by_its_layers(
+    package: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    callback = _callback()
+    _fit(package, tmp_path, _module(package, split=True, through_forward=False), [callback], max_epochs=1)
+    assert callback.executor.plan is not None
+    assert "did not call" not in caplog.text
 
 
 def test_a_module_that_is_not_there_is_named(package: Any, tmp_path: Path) -> None:

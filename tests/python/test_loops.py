@@ -1,4 +1,4 @@
-"""The quickest of the loops that public scripts have: bits, budget, words said and number of plans.
+"""The quickest loops of tests/loops keep their promises: bits, budget, log lines and number of plans.
 
 `make loops` runs all of them.
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, _pop_mode, _push_mode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from memscale.base.modes import begin_below, leave
 
@@ -23,7 +23,7 @@ def on() -> list[TorchDispatchMode]:
 
 
 def end(mode: TorchDispatchMode) -> None:
-    leave(mode, _get_current_dispatch_mode_stack, _pop_mode, _push_mode)
+    leave(mode)
 
 
 def test_a_mode_that_began_earlier_can_end_first():

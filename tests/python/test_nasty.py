@@ -1,5 +1,5 @@
-"""Nasty layers and loops train to the same bits as unwrapped, or are refused by name. An interrupt anywhere in our
-hooks and replays leaves the model intact. These tests run a sample; `make nasty` runs all."""
+"""Nasty layers and loops train to the bits of the unwrapped run, or memscale refuses them by name. An interrupt
+anywhere in memscale's hooks and replays leaves the model intact. These tests run a sample; `make nasty` runs all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NASTY = pathlib.Path(__file__).resolve().parent / "nasty"
 
 
 def run(program: str, *arguments: str) -> str:
-    """Runs the program in a new process, because the cases change the process's state and fork."""
+    """Runs the program in a new process, because cases change the process's state and fork."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(NASTY / program), *arguments],
@@ -37,6 +37,22 @@ def test_nasty_layers_are_exact_or_refused_by_name(first, configuration, tmp_pat
     assert " exact" in said
 
 
+# Layers that were trained wrongly once, or stopped by an error that named nothing.
+CURED = (
+    ("a_copy_of_the_whole_layer_that_replaces_its_average", "recompute"),
+    ("lazy_buffers_that_the_first_step_makes", "recompute"),
+    *((f"a_count_in_{place}", "recompute") for place in ("a_list_of_thousands", "a_descriptor", "a_replaced_call")),
+    *((f"a_count_in_{place}", "recompute") for place in ("the_forward_of_a_parent", "the_array_below", "a_chain_of")),
+    ("a_count_in_a_tensor_of_a_dataclass", "segments"),
+)
+
+
+@pytest.mark.parametrize(("name", "configuration"), CURED)
+def test_layers_that_were_wrong_once_are_exact_or_refused(name, configuration):
+    said = run("run.py", "--config", configuration, "--case", name)
+    assert "1 cases" in said
+
+
 @pytest.mark.parametrize(
     ("technique", "stride"),
     [
@@ -45,5 +61,5 @@ def test_nasty_layers_are_exact_or_refused_by_name(first, configuration, tmp_pat
         ("wrapped", 9001),
     ],
 )
-def test_an_interrupt_anywhere_leaves_the_model_whole(technique, stride, tmp_path):
+def test_an_interrupt_anywhere_leaves_the_model_intact(technique, stride, tmp_path):
     run("interrupts.py", "--technique", technique, "--stride", str(stride), "--directory", str(tmp_path))

@@ -64,7 +64,7 @@ def _quietly(*command: str, cwd: pathlib.Path) -> str:
 
 def test_one_row_is_all_that_a_technique_needs_to_be_planned(tmp_path: pathlib.Path) -> None:
     copy, scripts = tmp_path / "copy", pathlib.Path(sysconfig.get_path("scripts"))
-    for name in ("include", "src", "cli", "bench", "server", "LICENSES"):
+    for name in ("assets", "include", "src", "cli", "bench", "server", "LICENSES"):
         shutil.copytree(ROOT / name, copy / name)
     for name in ("meson.build", "meson.options", "LICENSE"):
         shutil.copy(ROOT / name, copy / name)

@@ -165,8 +165,8 @@ def test_under_a_grad_scaler_gradients_are_kept_with_the_same_bits(place, fused,
     assert_same(pair)
     assert float(pair[1][1].state[pair[1][0].table.weight]["step"]) == 3  # the scaler skipped one step
     assert [record.message for record in caplog.records if "GradScaler" in record.message] == [
-        "release_gradients: a GradScaler looks at all gradients before one is used; they are kept until step(), and "
-        "take their memory until then"
+        "release_gradients: a GradScaler needs all gradients at once; they are kept until step(), and take "
+        "their memory until then"
     ]
     for model, optimizer in pair:  # without a scaler, gradients are released again
         loss_of(model, 9).backward()

@@ -24,7 +24,7 @@ def machine(monkeypatch):
         document = json.loads(sessions._core.hardware_probe(None, no_measure=True))
         document["cpu"]["isa"] = list(isa)
         document["cpu"]["matmul_flops_per_s"] = flops
-        monkeypatch.setattr(sessions, "probe_machine", lambda config: json.dumps(document))
+        monkeypatch.setattr(sessions, "probe_machine", lambda config, device=None: json.dumps(document))
 
     describe()
     return describe

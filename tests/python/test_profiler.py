@@ -337,12 +337,24 @@ def test_what_a_recurrent_layer_leaves_of_its_workspace_is_told():
 def test_convolutions_take_a_workspace_where_they_reorder(layout):
     model = nn.Conv2d(8, 8, 3, padding=1).to(memory_format=layout)
     x = torch.randn(2, 8, 16, 16).to(memory_format=layout)
-    graph = trace(Layers(lambda layers, x: layers[0](x), lambda: model), x)
+    graph = trace(Layers(lambda layers, x: layers[0](x).square(), lambda: model), x)
     image, weight = x.nbytes, model.weight.nbytes
     sizes = [size for profile in graph["profiles"] for size in profile["storage_bytes"]]
     reorders = layout is torch.contiguous_format
     assert (image + weight in sizes) == reorders  # of the forward
     assert (2 * image + weight in sizes) == reorders  # of the backward
+
+
+@pytest.mark.parametrize("is_expanded", [True, False])
+def test_an_expanded_gradient_is_written_out_by_a_convolution(is_expanded):
+    model = nn.Conv2d(8, 8, 3, padding=1)
+    x = torch.randn(2, 8, 16, 16)
+
+    graph = trace(Layers(lambda layers, x: layers[0](x) if is_expanded else layers[0](x).square(), lambda: model), x)
+    image, weight = x.nbytes, model.weight.nbytes
+    sizes = [size for profile in graph["profiles"] for size in profile["storage_bytes"]]
+    assert (3 * image + weight in sizes) == is_expanded
+    assert (2 * image + weight in sizes) != is_expanded
 
 
 def test_sparse_gradients_are_traced_in_real_steps_only():

@@ -3,8 +3,10 @@ renders the page."""
 
 from __future__ import annotations
 
+import html
 import html.parser
 import io
+import json
 import pathlib
 import re
 import shutil
@@ -32,7 +34,7 @@ class _Checker(html.parser.HTMLParser):
 
     def handle_starttag(self, tag, attributes):
         values = dict(attributes)
-        assert tag not in ("script", "link", "iframe", "img"), tag
+        assert tag not in ("link", "iframe", "img"), tag
         assert not {"src", "href", "srcset", "xlink:href"} & values.keys()
         assert "url(" not in (values.get("style") or "")
         self.tags.append(tag)
@@ -132,11 +134,63 @@ def test_a_browser_draws_it(page: pathlib.Path, tmp_path: pathlib.Path) -> None:
     ]
     drawn = subprocess.run([*command, page.as_uri()], capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
     assert drawn.returncode == 0, drawn.stderr[-2000:]
-    assert drawn.stdout.count("<svg") >= 2
+    assert drawn.stdout.count("<canvas") == 3  # within the step, its lanes, over the run
+    assert "<svg" not in drawn.stdout
     command[-1] = f"--screenshot={picture}"
     subprocess.run([*command, page.as_uri()], capture_output=True, timeout=HANG_SECONDS, check=True)
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert picture.stat().st_size > 20_000, "the picture is nearly empty"
+
+
+def test_the_keyboard_moves_along_the_chart(page: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-headless-shell"))), None)
+    if browser is None:
+        pytest.skip("no Chromium on the PATH (Debian package chromium)")
+    presses = """<script>
+        const chart = document.querySelector("#step-memory .chart"), said = [];
+        for (const key of ["Home", "ArrowRight", "ArrowRight", "ArrowLeft", "End"]) {
+          chart.dispatchEvent(new KeyboardEvent("keydown", { key }));
+          said.push(document.querySelector("#step-memory .reading span").textContent);
+        }
+        document.title = JSON.stringify(said);
+    </script></body>"""
+    pressed = tmp_path / "pressed.html"
+    pressed.write_text(page.read_text().replace("</body>", presses))
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--dump-dom"]
+    command += [f"--user-data-dir={tmp_path / 'profile'}", pressed.as_uri()]
+    drawn = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS, check=True)
+    title = re.search(r"<title>(.*?)</title>", drawn.stdout)
+    assert title is not None
+    first, second, third, back, last = json.loads(html.unescape(title.group(1)))
+    assert "forward of 0 (" in first and "forward of 1 (" in second and "forward of 2 (" in third
+    assert back == second and "backward of 0 (" in last
+
+
+def test_ticks_are_round_and_without_zeros_at_their_ends(page: pathlib.Path) -> None:
+    [picture, *_] = re.findall(r"<svg.*?</svg>", page.read_text(), re.DOTALL)
+    ticks = re.findall(r'text-anchor="end">([\d.]+) (\w+)</text>', picture)
+    times = re.findall(r'text-anchor="middle">([\d.]+) (.?s)</text>', picture)
+    for marks in (ticks[1:], times[1:]):
+        assert 2 <= len(marks) <= 6 and all(re.fullmatch(r"\d+(\.\d*[1-9])?", number) for number, _ in marks), marks
+        assert float(marks[0][0]).__format__("e")[0] in "125", marks
+
+
+def test_the_numbers_of_the_charts_add_up(page: pathlib.Path) -> None:
+    [text] = re.findall(r'<script type="application/json" id="numbers">(.*?)</script>', page.read_text(), re.DOTALL)
+    numbers = json.loads(text)
+    count = len(numbers["at_ns"])
+    owners = [numbers[f"owner_{i}"] for i in range(len(numbers["owners"]))]
+    assert count == 2 * len(numbers["layers"]) == len(numbers["plain_bytes"])
+    totals = [sum(of[k] for of in owners) for k in range(count)]
+    assert max(totals) <= numbers["predicted_bytes"] < numbers["budget_bytes"]
+    layers = owners[numbers["owners"].index("saved by layers")]
+    assert max(layers) > layers[-1] == 0 and numbers["at_ns"] == sorted(numbers["at_ns"])
+    assert numbers["recompute_ns"][-1] > numbers["recompute_ns"][0] == 0
+    assert numbers["step"] == [1, 2, 3]
+
+
+def test_the_licence_of_the_chart_library_is_in_the_page(page: pathlib.Path) -> None:
+    assert "The MIT License" in page.read_text() and "Leon Sorokin" in page.read_text()
 
 
 def test_progress_is_one_line_rewritten_on_a_terminal() -> None:

@@ -44,10 +44,10 @@ def techniques_plan(model, techniques):
 
 
 class Calls:
-    """Counts the calls of each layer in arrays, because a replay doesn't restore arrays."""
+    """Counts the calls of each layer in large arrays, because a replay restores only small ones."""
 
     def __init__(self, model):
-        self._counts = {name: array.array("l", [0]) for name, _ in find_layers(model)}
+        self._counts = {name: array.array("l", bytes(2 << 20)) for name, _ in find_layers(model)}
         for name, layer in find_layers(model):
             layer.register_forward_pre_hook(lambda *_, count=self._counts[name]: count.__setitem__(0, count[0] + 1))
 

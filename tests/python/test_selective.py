@@ -3,6 +3,7 @@ tensors that can't be recomputed stay, and the peak is the predicted one."""
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 
@@ -320,3 +321,85 @@ def test_a_broken_off_forward_leaves_no_mode_behind(tmp_path):
         assert _get_current_dispatch_mode() is None
         assert_nothing_left(executor)
     assert all(torch.equal(a, b) for a, b in zip(expected, gradients(model), strict=True))
+
+
+# ---- composite functions that compute in another way under any dispatch mode ----
+
+
+class PlainMode(TorchDispatchMode):
+    """A mode that changes nothing itself."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+class Composite(torch.nn.Module):
+    """A layer whose work depends on one composite function of torch."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(300, 300)
+        self.function = function
+
+    def forward(self, x):
+        return torch.tanh(self.linear(x)) * self.function(x.detach(), self.linear(x)).mean()
+
+
+def _weighted(x, y):
+    weights = torch.linspace(0.1, 1.0, 300, dtype=y.dtype) ** 3
+    return torch.nn.functional.cross_entropy(
+        y.flatten(0, 1), torch.arange(y.shape[0] * y.shape[1]) % 300, weights, ignore_index=7, label_smoothing=0.1
+    )
+
+
+COMPOSITES = {
+    "svdvals": lambda x, y: torch.linalg.svdvals(x) * y.mean(),
+    "eigvalsh": lambda x, y: torch.linalg.eigvalsh(x[0] @ x[0].mT).sum() * y.mean(),
+    "spectral norm": lambda x, y: torch.linalg.matrix_norm(x, 2) * y.mean(),
+    "nuclear norm": lambda x, y: x[0].norm("nuc") * y.mean(),
+    "cond": lambda x, y: torch.linalg.cond(x) * y.mean(),
+    "folded product": lambda x, y: (y @ x[:1, :1].mT.contiguous()) * y.mean(),
+    "folded matmul": lambda x, y: torch.matmul(x[:1, :1].mT.mT, y.mT) + torch.matmul(y, x[:1].mT),
+    "weighted cross entropy": _weighted,
+}
+
+
+@pytest.mark.parametrize("technique", ["selective_4", "selective_4_offload_disk"])
+@pytest.mark.parametrize("name", COMPOSITES)
+def test_a_composite_computes_as_without_a_mode(name, technique, tmp_path):
+    torch.manual_seed(0)
+    model = torch.nn.ModuleList(Composite(COMPOSITES[name]) for _ in range(2))
+    model = torch.nn.Sequential(*model).double()
+    plain = copy.deepcopy(model)
+
+    def step(module):
+        torch.manual_seed(1)
+        x = torch.randn(5, 33, 300, dtype=torch.float64, requires_grad=True)
+        y = module(x)
+        y.square().mean().backward()
+        return [y.detach(), x.grad, *(parameter.grad for parameter in module.parameters())]
+
+    expected = step(plain)
+    with executing(model, uniform(model, technique), tmp_path) as executor:
+        found = step(model)
+        assert executor.counters()["remade_tensors"] > 0
+        assert_nothing_left(executor)
+    assert_same(expected, found)
+    assert torch._C._len_torch_function_stack() == 0
+
+
+@pytest.mark.parametrize("name", COMPOSITES)
+def test_the_composites_of_this_list_do_depend_on_modes(name):
+    """Otherwise the test above shows nothing; the weights' sum has the same bits more often than not."""
+    torch.manual_seed(0)
+    layer = Composite(COMPOSITES[name])
+    differ = 0
+    for dtype in (torch.float32, torch.float64):
+        layer.to(dtype)
+        for seed in range(4):
+            torch.manual_seed(seed)
+            x = torch.randn(5, 33, 300, dtype=dtype)
+            plain = layer(x)
+            with PlainMode():
+                differ += not torch.equal(plain, layer(x))
+    assert differ > 0

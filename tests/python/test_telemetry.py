@@ -162,6 +162,9 @@ def test_every_value_that_the_schema_allows_is_of_a_fixed_list() -> None:
         if "$ref" in part:
             file, _, place = part["$ref"].partition("#/$defs/")
             leaves(schema(file.removesuffix(".schema.json")) if file else SCHEMA["$defs"][place])
+        elif "anyOf" in part:
+            for each in part["anyOf"]:
+                leaves(each)
         elif part.get("type") == "array":
             leaves(part["items"])
         elif part.get("type") == "string":
@@ -182,7 +185,7 @@ def test_events_of_any_model_fit_the_schema() -> None:
         hardware["gpus"][0]["total_bytes"] = random.randrange(1, 2**40)
         hardware["gpus"][0]["free_bytes"] = 0
         config = Config(memory_budget_gb=random.choice([None, 1.2345]), disk_offload_dir="/data/secret")
-        words = ("wrap", "finish", "decoder", "planned", "/data/secret", "SecretlyNamedNet", "7.123GB", "")
+        words = ("wrap_called", "finish", "decoder", "planned", "/data/secret", "SecretlyNamedNet", "7.123GB", "")
         text = _core.telemetry_event(
             random.choice(words),
             random.choice(words),
@@ -213,10 +216,24 @@ def test_what_is_sent_is_an_event_and_nothing_else() -> None:
         assert set(headers) == {"Host", "Accept-Encoding", "Content-Length", "Content-Type", "User-Agent"}
         assert headers["User-Agent"] == "memscale"
     assert [(e["event"], e["outcome"]) for e in events] == [
-        ("wrap", "planned"),
+        ("wrap_called", "planned"),
         ("finish", "finished"),
-        ("wrap", "infeasible"),
+        ("wrap_called", "infeasible"),
     ]
+
+
+def test_step_options_are_among_the_techniques_and_the_schema_knows_each() -> None:
+    kinds = SCHEMA["properties"]["techniques"]["items"]["anyOf"][1]["enum"]
+    model = SecretlyNamedNet(nn.Linear(37, 41), nn.ReLU(), nn.Linear(41, 3))
+    wrapped = memscale.wrap(model, Config(enable_logging=False), sample_input=torch.ones(5, 37))
+    plan = json.loads(wrapped._memscale_executor.plan.to_json())
+    memscale.detach(model)
+    assert kinds == [option["name"] for option in plan["step_options"]]
+    for option in plan["step_options"]:
+        option["chosen"] = True
+    event = json.loads(_core.telemetry_event("wrap_called", "", "", 0, 0, None, None, json.dumps(plan)))
+    EVENT.validate(event)
+    assert event["techniques"] == ["keep", *kinds]
 
 
 def test_an_endpoint_keeps_its_query() -> None:
@@ -269,7 +286,7 @@ def test_a_full_queue_drops_and_a_wrong_url_is_refused(
         silent.listen()
         memscale.enable_telemetry(f"http://127.0.0.1:{silent.getsockname()[1]}/")
         for _ in range(1000):
-            telemetry.record("wrap", "planned", "other", 0, (None, None, None))
+            telemetry.record("wrap_called", "planned", "other", 0, (None, None, None))
     for wrong in ("ftp://x/", "nothing", "http://", "http://host:99999/"):
         with pytest.raises(ValueError, match="http or https"):
             memscale.enable_telemetry(wrong)

@@ -3,6 +3,7 @@ included; the step needs less memory, as planned; and nothing is left behind."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import pickle
@@ -227,6 +228,22 @@ def test_backward_may_run_twice_and_after_detach(tmp_path):
     loss.backward()
     assert all(torch.equal(first[name], p.grad) for name, p in case.model.named_parameters())
     assert not any("forward" in module.__dict__ for module in case.model.modules())
+
+
+@pytest.mark.parametrize("technique", ["keep", "recompute"])
+def test_backward_may_run_in_inference_mode(technique, tmp_path):
+    case = dropping()
+    args, kwargs = case.batch(0)
+    results = []
+    with Applied(case, planned(case, technique), str(tmp_path)):
+        for context in (contextlib.nullcontext, torch.inference_mode):
+            torch.manual_seed(1)
+            case.model.zero_grad()
+            loss = case.model(*args, **kwargs)
+            with context():
+                loss.backward()
+            results.append({name: p.grad.clone() for name, p in case.model.named_parameters()})
+    assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
 
 
 def test_frozen_parameters_and_inference():

@@ -89,8 +89,8 @@ def test_the_command_says_what_is_wrong_with_its_argument(tmp_path: pathlib.Path
     for place, text in (
         ("m.py", "is not FILE.py:FUNCTION"),
         ("m.py:absent", "has no function 'absent'"),
-        ("gone.py:make", "there is no file gone.py"),
-        ("m.py:number", "returns (model, inputs)"),
+        ("gone.py:make", "the file gone.py does not exist"),
+        ("m.py:number", "must return (model, inputs)"),
     ):
         command = [sys.executable, "-m", "memscale.trace_diff", place]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG_SECONDS)

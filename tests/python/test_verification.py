@@ -15,6 +15,7 @@ from trainer_support import gpt2
 import memscale
 from memscale import Config, IntegrationError
 from memscale.base.aside import is_replaying
+from memscale.base.environment import Environment
 
 pytestmark = pytest.mark.usefixtures("few_threads")
 
@@ -171,3 +172,59 @@ def test_a_transformer_with_dropout_and_a_loss_of_its_own(caplog: pytest.LogCapt
     ids = torch.randint(0, 64, (4, 24))
     memscale.detach(memscale.wrap(gpt2(), _config(), sample_input={"input_ids": ids, "labels": ids}))
     assert "gradients are equal to the bit (4 of 4 rows)" in caplog.text
+
+
+class _Checkpointed(_Block):
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return torch.utils.checkpoint.checkpoint(super().forward, rows, use_reentrant=True)
+
+
+def test_a_model_that_refuses_grad_trains_and_is_not_compared(caplog: pytest.LogCaptureFixture) -> None:
+    model = memscale.wrap(_model(_Checkpointed), _config())
+    model(torch.randn(8, 32)).square().mean().backward()
+    assert "the unoptimized step can't be made" in caplog.text
+    memscale.detach(model)
+
+
+class _Deterministic(_Block):
+    """Computes another function under deterministic algorithms."""
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows + torch.tanh((3.0 if torch.are_deterministic_algorithms_enabled() else 1.0) * self.linear(rows))
+
+
+class _Peeking(_Block):
+    """Reads the state of Python's generator and does not change it."""
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        own = random.Random()
+        own.setstate(random.getstate())
+        return rows + torch.tanh(own.random() * self.linear(rows))
+
+
+def _steps_under_other_settings(kind: type[nn.Module]) -> None:
+    """The forward alone runs under deterministic algorithms."""
+    model = memscale.wrap(_model(kind), _config(mode="conservative"))
+    torch.use_deterministic_algorithms(True)
+    try:
+        model(torch.randn(8, 32))
+    finally:
+        torch.use_deterministic_algorithms(False)
+        memscale.detach(model)
+
+
+@pytest.mark.parametrize("kind", [_Deterministic, _Peeking])
+def test_state_that_a_replay_lacks_is_found_before_the_first_backward(
+    kind: type[nn.Module], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _steps_under_other_settings(kind)
+    assert "gradients are equal to the bit" in caplog.text
+
+    def put(environment: Any, undo: Any) -> list[Any]:
+        undo.later(torch._C._set_grad_enabled, torch.is_grad_enabled())
+        torch._C._set_grad_enabled(True)
+        return []
+
+    monkeypatch.setattr(Environment, "put", put)  # replays without the settings and random states of their forward
+    with pytest.raises(IntegrationError, match=r"verify_correctness: two unoptimized steps agree, .* other values"):
+        _steps_under_other_settings(kind)

@@ -76,6 +76,18 @@ def _optimize(**arguments: Any) -> None:
         pass
 
 
+def _stream(**arguments: Any) -> None:
+    with memscale.stream(**arguments):
+        pass
+
+
+def _connect(**arguments: Any) -> None:
+    try:
+        memscale.connect(**arguments)
+    finally:
+        memscale.disconnect()
+
+
 def _of_an_executor(name: str) -> Callable[..., Any]:
     def call(**arguments: Any) -> Any:
         model = memscale.wrap(_net(), Config(force_optimize=True, enable_logging=False), _x())
@@ -123,6 +135,26 @@ CALLS: dict[str, Call] = {
     "plan": Call(memscale.plan, lambda: {"model": _net(), "sample_input": _x(), "config": Config()}, config="None"),
     "trace": Call(
         memscale.trace, lambda: {"model": _net(), "sample_input": _x(), "optimizer": _sgd()}, optimizer="None"
+    ),
+    "stream": Call(_stream, lambda: {"directory": "."}, directory="None str"),
+    "connect": Call(
+        _connect,
+        lambda: {
+            "url": "http://127.0.0.1:9",
+            "token": "msr_token",
+            "project": "project",
+            "name": "name",
+            "spool_dir": "spool",
+            "spool_mb": 1.0,
+            "exit_seconds": 0.0,
+            "allow_http": False,
+        },
+        token="str",
+        project="None str",
+        name="None str",
+        spool_dir="None str",
+        spool_mb="int float bool",
+        exit_seconds="int float bool",
     ),
     "OptimizationMode": Call(memscale.OptimizationMode, lambda: {"value": "balanced"}),
     "enable_telemetry": Call(memscale.enable_telemetry, lambda: {"endpoint": "http://127.0.0.1:9"}, endpoint="None"),
@@ -267,10 +299,11 @@ _VALUES = {
     "BudgetInfeasibleError",
     "OffloadError",
     "IntegrationError",
+    "policy.PolicyFallbackNeeded",
     "policy.StrategyContext",
     "policy.StrategyDecision",
 }
-_WITHOUT_ARGUMENTS = {"disable_telemetry"}
+_WITHOUT_ARGUMENTS = {"disable_telemetry", "disconnect"}
 
 
 def _public_names() -> set[str]:
@@ -331,3 +364,16 @@ _SAMPLED: dict[str, Callable[[Any], Any]] = {
 def test_a_sample_that_is_no_tensor_tuple_or_dict_is_a_type_error(name: str, kind: str) -> None:
     with pytest.raises(TypeError, match=f"sample_input must be a tensor.*not {type(_WRONG[kind]).__qualname__}"):
         _SAMPLED[name](_WRONG[kind])
+
+
+@pytest.mark.parametrize(
+    ("sample", "hint"),
+    [
+        ("some text", "a model reads tensors"),
+        (None, "what the training loop passes"),
+        (3, r"as a tuple, \(argument,\)"),
+    ],
+)
+def test_a_sample_that_is_refused_comes_with_what_to_give(sample: Any, hint: str) -> None:
+    with pytest.raises(TypeError, match=hint):
+        memscale.plan(_net(), sample)

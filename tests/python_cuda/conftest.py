@@ -1,6 +1,7 @@
-"""The tests of this folder run on the double of torch's CUDA (tests/torch_double), so in a process of their own.
+"""Tests on the double of torch's CUDA (tests/torch_double). The double acts on its whole process, so these tests run in
+processes without other tests.
 
-The double comes from build/test/tests or the folder that TORCH_DOUBLE names; without it nothing is run.
+TORCH_DOUBLE names the folder of the double; by default it is build/test/tests. If the double isn't there, no test runs.
 """
 
 import os
@@ -13,6 +14,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 FOLDER = pathlib.Path(os.environ.get("TORCH_DOUBLE", ROOT / "build" / "test" / "tests"))
 IS_BUILT = (FOLDER / "torch_double" / "libtorch_double.so").exists()
 
+# Rates that were measured on the double must not reach the user's cache.
+os.environ["XDG_CACHE_HOME"] = str(FOLDER / "cache")
+
 sys.path[:0] = [str(ROOT / "tests" / "torch_double"), str(ROOT / "tests" / "python")]
 if IS_BUILT:
     import torch_double
@@ -22,8 +26,8 @@ if IS_BUILT:
 
 @pytest.fixture(autouse=True)
 def double(request):
-    """The double, as it was at first; whatever a test does, no rule of order may be broken at its end, but in
-    a test that has the mark `breaks_rules`."""
+    """The double, reset before and after each test. A test that broke a rule of order fails, unless it is marked
+    `breaks_rules`."""
     import torch
 
     torch.set_num_threads(1)  # two processes on two cores

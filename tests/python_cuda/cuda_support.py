@@ -1,4 +1,4 @@
-"""What the tests of the CUDA path share: the models of tests/python on a device, and schedules."""
+"""Shared by the tests of the CUDA path: the models of tests/python on a device, and schedules."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ import torch
 import torch_double
 from execute_support import twins
 
-# Without those that draw from a generator of the host and multiply that with device tensors.
+# All but "own_random", which multiplies device tensors with numbers drawn on the host.
 MODELS = {name: make for name, make in models.MODELS.items() if name != "own_random"}
 
-# Schedules that the sweep tries in all (`make test-cuda SCHEDULES=1000`), over its twelve tests; each has two.
+# `make test-cuda SCHEDULES=1000` sets how many schedules the sweep tries. Its twelve tests share them; each seed gives
+# two.
 SWEEP_TESTS = 12
 SEEDS = max(1, -(-int(os.environ.get("SCHEDULES") or "48") // (2 * SWEEP_TESTS)))
 
 
 def to_device(value: Any, device: str = "cuda") -> Any:
-    """The value with all tensors in it on the device."""
+    """The value, with all tensors in it moved to the device."""
     if isinstance(value, torch.Tensor):
         return value.to(device)
     if isinstance(value, dict):
@@ -34,12 +35,12 @@ def to_device(value: Any, device: str = "cuda") -> Any:
 
 
 def case_on(name: str, device: str = "cuda") -> models.Case:
-    """A case of tests/python whose model and batches are on the device."""
+    """A case of tests/python, with its model and batches on the device."""
     case = MODELS[name]()
 
     def batch(seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         args, kwargs = case.batch(seed)
-        if name == "packed_lstm":  # lengths stay on the host: torch wants them there
+        if name == "packed_lstm":  # torch wants the lengths on the host
             return (args[0].to(device), *args[1:]), kwargs
         return to_device(args, device), to_device(kwargs, device)
 
@@ -53,8 +54,8 @@ def twins_on(name: str, device: str = "cuda") -> tuple[models.Case, torch.nn.Mod
 
 @contextmanager
 def scheduled(seed: int) -> Iterator[None]:
-    """A schedule drawn from the seed: how long work takes, and how far the host may run ahead. At the end
-    nothing may have been out of order."""
+    """Draws a schedule from the seed: how long work takes, and how far the host may run ahead. Raises at the end if any
+    work was out of order."""
     chance = random.Random(seed)
     torch_double.schedule(seed, chance.choice([0, 20_000, 100_000, 500_000]), chance.choice([0, 0, 1, 3, 30]))
     yield
@@ -65,7 +66,7 @@ def scheduled(seed: int) -> Iterator[None]:
 
 
 def peak_of(step: Callable[[], Any], device: int = 0) -> int:
-    """The peak of allocated bytes in a call, as torch has it."""
+    """The peak of allocated bytes during a call, as torch reports it."""
     torch.cuda.reset_peak_memory_stats(device)
     step()
     return torch.cuda.max_memory_allocated(device)

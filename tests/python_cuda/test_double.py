@@ -1,4 +1,4 @@
-"""What the double of torch's CUDA promises, each rule broken once. See tests/torch_double/README.md."""
+"""The double of torch's CUDA keeps the promises of tests/torch_double/README.md. Tests break each of its rules once."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from conftest import FOLDER, ROOT
 from torch import nn
 
 MB = 2**20
-SLOW_NS = 300_000  # a piece of work takes up to that
+SLOW_NS = 300_000  # the longest time of a piece of work
 
 
-def run_alone(code: str) -> subprocess.CompletedProcess[str]:
-    """The code in a process of its own that has loaded the double and torch."""
-    head = f"import torch_double\ntorch_double.load({str(FOLDER)!r})\nimport ctypes, torch\n"
+def run_alone(code: str, rocm: bool = False) -> subprocess.CompletedProcess[str]:
+    """Loads the double and torch in a new process, and runs the code there."""
+    head = f"import torch_double\ntorch_double.load({str(FOLDER)!r}, rocm={rocm})\nimport ctypes, torch\n"
     return subprocess.run(
         [sys.executable, "-c", head + textwrap.dedent(code)],
         env={**os.environ, "PYTHONPATH": str(ROOT / "tests" / "torch_double")},
@@ -29,7 +29,7 @@ def run_alone(code: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-# ---- memory is out of the host's reach ------------------------------------------------------------
+# ---- the host can't reach device memory -----------------------------------------------------------
 
 
 @pytest.mark.parametrize("access", ["ctypes.string_at(x.data_ptr(), 4)", "ctypes.memset(x.data_ptr(), 0, 4)"])
@@ -98,7 +98,7 @@ def test_a_failure_on_the_device_shows_where_the_host_waits():
     torch.cuda.synchronize()  # once
 
 
-# ---- streams are ordered by whoever uses them --------------------------------------------------
+# ---- streams must be ordered explicitly ---------------------------------------------------------
 
 
 @pytest.mark.breaks_rules
@@ -198,7 +198,7 @@ def test_pinned_memory_is_given_out_again_after_its_copies_only(double):
         (MB + 1, MB + 512, 20 * MB),
         (10 * MB - 512, 10 * MB - 512, 20 * MB),
         (10 * MB, 10 * MB, 10 * MB),
-        (11 * MB + 1, 12 * MB, 12 * MB),  # what is left of 1 MB or less stays with the block
+        (11 * MB + 1, 12 * MB, 12 * MB),  # a rest of at most 1 MB stays with the block
         (30 * MB, 30 * MB, 30 * MB),
     ],
 )
@@ -218,7 +218,7 @@ def test_peaks_after_known_allocations():
     del a
     address = b.data_ptr() - 3 * MB
     c = torch.empty(3 * MB // 2, dtype=torch.uint8, device="cuda")
-    assert c.data_ptr() == address  # best fit: in the 3 MB that a had, not in the 14 MB after b
+    assert c.data_ptr() == address  # best fit: the 3 MB freed by `a`, not the 14 MB after `b`
     stats = torch.cuda.memory_stats()
     assert torch.cuda.max_memory_allocated() == 6 * MB and torch.cuda.memory_allocated() == 4.5 * MB
     assert torch.cuda.max_memory_reserved() == 20 * MB
@@ -290,7 +290,9 @@ def test_the_random_state_is_seed_and_offset_and_goes_there_and_back(double):
     assert state.dtype == torch.uint8 and state.tolist() == [7] + [0] * 15
     with double.stopped():
         first = torch.rand(100, device="cuda")
-        assert int.from_bytes(bytes(torch.cuda.get_rng_state().tolist()[8:]), "little") > 0  # before it ran
+        assert (
+            int.from_bytes(bytes(torch.cuda.get_rng_state().tolist()[8:]), "little") > 0
+        )  # the offset moves before the kernel runs
     second = torch.rand(100, device="cuda")
     torch.cuda.set_rng_state(state)
     assert torch.equal(torch.rand(100, device="cuda"), first) and not torch.equal(first, second)
@@ -310,7 +312,7 @@ def test_dropout_draws_from_the_device_and_the_same_twice():
     torch.manual_seed(5)
     a = drop(x)
     torch.manual_seed(5)
-    torch.rand(10)  # the host's numbers don't matter
+    torch.rand(10)  # draws from the host's generator, which must not matter
     assert torch.equal(a, drop(x)) and 600 < int((a != 0).sum()) < 800
 
 

@@ -1,6 +1,6 @@
-"""On a GPU too loss, gradients, buffers and random states are those of the plain run, to the bit: under
-plans made by hand, each technique, transfers beside the compute and not, and under seeded schedules in
-which the host runs ahead, work takes its time and queues fill. The double counts what nothing orders."""
+"""On a GPU, loss, gradients, buffers and random states have the plain run's bits: under each technique and mixed plans,
+with and without transfers beside the compute, and under seeded schedules in which the host runs ahead, work takes time
+and queues fill. The double counts unordered accesses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ TECHNIQUES = ("recompute", "recompute_segment", "recompute_offload_input", "offl
 
 
 def plan_for(model: torch.nn.Module, technique: str) -> str:
-    """One technique for every layer; "mixed" takes turns with host memory, recomputation and keeping."""
+    """A plan with one technique for every layer. With "mixed", layers alternate between offloading to host memory,
+    recomputing, recomputing with an offloaded input, and keeping."""
     if technique == "mixed":
         turns = ["offload_host", "recompute", "recompute_offload_input", "keep"]
         entries = [("", 0, "offload_host")]
@@ -31,7 +32,7 @@ def plan_for(model: torch.nn.Module, technique: str) -> str:
 
 
 def run_planned(name: str, technique: str, overlap: bool, directory: object, seed: int) -> dict[str, int]:
-    """Trains plainly and under the plan, compares, and gives the executor's counters."""
+    """Trains without and with the plan, compares the two runs, and returns the executor's counters."""
     case, twin = twins_on(name)
     with scheduled(seed):
         expected = train(case, twin)
@@ -170,7 +171,7 @@ def test_backward_on_another_stream_gets_its_memory_ordered(tmp_path):
         executor.detach()
 
 
-def test_the_second_device_is_as_good(tmp_path):
+def test_the_second_device_trains_exactly_too(tmp_path):
     case, twin = twins_on("gpt2", "cuda:1")
     with scheduled(9):
         expected = train(case, twin)
@@ -181,5 +182,51 @@ def test_the_second_device_is_as_good(tmp_path):
         with scheduled(10):
             assert_same(expected, train(case, case.model))
         assert executor.counters()["offloaded_bytes"] > 0
+    finally:
+        executor.detach()
+
+
+class TwoBranches(torch.nn.Module):
+    """Two chains of layers, each on a device of its own; their backwards run at the same time, on two threads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        here, there = (
+            [torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.Tanh(), torch.nn.Dropout(0.2)) for _ in range(4)]
+            for _ in range(2)
+        )
+        self.here = torch.nn.Sequential(*here).to("cuda:0")
+        self.there = torch.nn.Sequential(*there).to("cuda:1")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.here(x) + self.there(x.to("cuda:1")).to("cuda:0")
+
+
+@pytest.mark.parametrize("technique", ["recompute", "offload_host"])
+def test_layers_on_two_devices_go_through_backward_at_once(technique, tmp_path):
+    """Layers of both are recomputed; what lies on the device that is not the plan's stays there."""
+    model, x = TwoBranches(), torch.randn(256, 32, device="cuda:0")
+
+    def gradients(seed: int) -> list[torch.Tensor]:
+        with scheduled(seed):
+            seen = []
+            for step in range(3):
+                model.zero_grad()
+                torch.manual_seed(step)
+                model(x).square().mean().backward()
+                seen += [parameter.grad.cpu() for parameter in model.parameters()]
+            torch.cuda.synchronize(1)
+            return seen
+
+    expected = gradients(11)
+    executor = Executor(model, disk_dir=str(tmp_path))
+    executor.attach()
+    try:
+        executor.apply(plan_for(model, technique))
+        found = gradients(12)
+        assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+        assert executor.counters()["recomputed_layers"] == (24 if technique == "recompute" else 0)
+        assert (executor.counters()["offloaded_bytes"] > 0) == (technique == "offload_host")
     finally:
         executor.detach()

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import itertools
 import pathlib
+import signal
 from collections.abc import Callable, Iterator
 
 import pytest
 from server_support import Client, Server, first_team, invite, make_token, sign_up
 
 _names = itertools.count()
+
+# A shell's background job ignores SIGINT, and so would every process that the tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,10 @@ from __future__ import annotations
 import json
 import pathlib
 import re
+import resource
+import selectors
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -73,6 +76,67 @@ def get_script(token: str) -> str:
     return f'wrk.headers["Authorization"] = "Bearer {token}"\n' if token else ""
 
 
+def flood_script() -> str:
+    """Sign-ins with wrong passwords: each costs an Argon2id."""
+    return """
+wrk.method, wrk.body = "POST", "csrf=&email=owner%40example.com&password=not+the+password"
+wrk.headers["Content-Type"] = "application/x-www-form-urlencoded"
+"""
+
+
+def while_flooded(url: str, page: str, script: str) -> dict[str, float]:
+    """The page's figures while eight connections try passwords without a pause."""
+    with tempfile.NamedTemporaryFile("w", suffix=".lua") as file:
+        file.write(flood_script())
+        file.flush()
+        line = ["wrk", "-t", "1", "-c", "8", "-d", f"{SECONDS + 4}s", "-s", file.name, url + "/sign-in"]
+        with subprocess.Popen(line, stdout=subprocess.DEVNULL) as flood:
+            time.sleep(1)
+            row = wrk(url + page, script, 4)
+            flood.wait()
+    return row
+
+
+def resident_bytes(server: Server) -> int:
+    text = pathlib.Path(f"/proc/{server.process.pid}/status").read_text()
+    return 1024 * int(text.split("VmRSS:")[1].split()[0])
+
+
+def idle(server: Server, count: int) -> float:
+    """MB that so many connections take that have sent nothing."""
+    before = resident_bytes(server)
+    sockets = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(count)]
+    time.sleep(1)
+    taken = resident_bytes(server) - before
+    for one in sockets:
+        one.close()
+    return taken / 1e6
+
+
+def live(server: Server, program: Client, count: int) -> tuple[float, float]:
+    """ms from an append until the first and the last of so many viewers have it."""
+    run = program.begin_run("watched")
+    selector = selectors.DefaultSelector()
+    head = f"GET /api/v1/runs/{run}/events HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {program.token}\r\n\r\n"
+    for _ in range(count):
+        one = socket.create_connection(("127.0.0.1", server.port))
+        one.sendall(head.encode())
+        selector.register(one, selectors.EVENT_READ)
+    time.sleep(3)
+    for key, _ in selector.select(0):  # heads and greetings
+        key.fileobj.recv(65536)  # type: ignore[union-attr]
+    begun = time.monotonic()
+    assert program.append(run, 1, steps(1, 1)).status == 200
+    times: list[float] = []
+    while len(times) < count:
+        for key, _ in selector.select(60):
+            if b'"sequence":1' in key.fileobj.recv(65536):  # type: ignore[union-attr]
+                times.append(1000 * (time.monotonic() - begun))
+                selector.unregister(key.fileobj)
+                key.fileobj.close()  # type: ignore[union-attr]
+    return times[0], times[-1]
+
+
 def serve_by_nginx(folder: pathlib.Path, size: int) -> subprocess.Popen | None:
     """The yardstick: a file of so many bytes on port 8399."""
     if shutil.which("nginx") is None:
@@ -90,6 +154,8 @@ def serve_by_nginx(folder: pathlib.Path, size: int) -> subprocess.Popen | None:
 
 def main() -> None:
     """The table."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         server = Server(folder / "data", "--limits", "1000000")
@@ -113,7 +179,11 @@ def main() -> None:
         size = len(program.get(page).body)
         rows.append(("points of 100,000 steps, 1 connection", wrk(url + page, get_script(token), 1)))
         rows.append(("one run", wrk(f"{url}/api/v1/runs/{long_run}", get_script(token))))
+        one_run = f"/api/v1/runs/{long_run}"
+        rows.append(("one run, 4 connections", wrk(url + one_run, get_script(token), 4)))
+        rows.append(("the same under a flood of sign-ins", while_flooded(url, one_run, get_script(token))))
         rows.append(("healthz", wrk(url + "/healthz", "")))
+        idle_mb, seen_ms = idle(server, 10_000), live(server, program, 1000)
         nginx = serve_by_nginx(folder, size)
         if nginx is not None:
             rows.append((f"nginx, a file of {size} bytes, 1 connection", wrk("http://127.0.0.1:8399/file", "", 1)))
@@ -128,6 +198,8 @@ def main() -> None:
     print(f"{'':44} {'per s':>9} {'p50 ms':>8} {'p99 ms':>8} {'not 2xx':>8}")
     for what, row in rows:
         print(f"{what:44} {row['per_s']:9.0f} {row['p50_ms']:8.2f} {row['p99_ms']:8.2f} {row['wrong']:8.0f}")
+    print(f"10,000 idle connections take {idle_mb:.0f} MB")
+    print(f"1,000 viewers have a step {seen_ms[0]:.0f} to {seen_ms[1]:.0f} ms after it was sent")
     commits = int(numbers["memscale_server_commits_total"])
     print(f"{int(numbers['memscale_server_writes_total']) / commits:.1f} writes a commit")
 

@@ -66,7 +66,7 @@ class Server:
 
     def command(self, data: pathlib.Path, options: tuple[str, ...]) -> list[str]:
         """What is started."""
-        return [PROGRAM, "--data", str(data), "--port", "0", *options]
+        return [PROGRAM, "--data", str(data), "--port", "0", *options]  # a later --port counts
 
     def environment(self) -> dict[str, str]:
         """What it is started with."""
@@ -143,7 +143,7 @@ class Client:
             sent.setdefault("Cookie", self.cookie)
         for attempt in range(2):
             if self._connection is None:
-                self._connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=PATIENCE_S)
+                self._connection = self.connect()
             try:
                 self._connection.request(method, path, body, sent)
                 answer = Answer(self._connection.getresponse())
@@ -159,6 +159,10 @@ class Client:
             name_value = cookie.split(";")[0]
             self.cookie = None if name_value.endswith("=") else name_value
         return answer
+
+    def connect(self) -> http.client.HTTPConnection:
+        """A new connection to the server."""
+        return http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=PATIENCE_S)
 
     def close(self) -> None:
         """Ends the connection."""

@@ -13,8 +13,9 @@ import subprocess
 import threading
 
 import pytest
-from server_support import PROGRAM, Client, Server, first_team, make_token, sign_up, steps
+from server_support import PROGRAM, Client, Server, first_team, invite, make_token, sign_up, steps
 
+FAKETIME = f"/usr/lib/{os.uname().machine}-linux-gnu/faketime/libfaketime.so.1"
 KILLS = int(os.environ.get("MEMSCALE_SERVER_KILLS", "6"))
 
 
@@ -184,6 +185,90 @@ def test_a_full_disk_is_told_and_nothing_is_lost(data: pathlib.Path) -> None:
         assert Client(again, token).get(f"/api/v1/runs/{run}").json["last_sequence"] == kept + 1
     finally:
         again.stop()
+
+
+def test_a_locked_database_is_told_and_waited_for(data: pathlib.Path) -> None:
+    """Another process holds the write lock: reads go on, a short lock is waited for, a long one is a 503."""
+    server = Server(data, "--limits", "1000000")
+    try:
+        owner = sign_up(server, server.first_key(), "owner")
+        token = make_token(owner, first_team(owner), "runs:write", "runs:read")
+        program = Client(server, token)
+        run = program.begin_run("one")
+        with contextlib.closing(sqlite3.connect(data / "memscale.db", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            writer = Writer(server, token, run, 0)
+            writer.start()
+            assert program.get(f"/api/v1/runs/{run}").json["last_sequence"] == 0
+            other.execute("ROLLBACK")
+            while writer.acknowledged == 0:
+                assert writer.is_alive()
+            other.execute("BEGIN IMMEDIATE")
+            writer.join(120)  # it ends at the first answer that is no 200
+            kept = writer.acknowledged
+            refused = program.append(run, kept + 1, steps((kept + 1) * 10, 10))
+            assert refused.status == 503 and int(refused.headers["retry-after"]) > 0
+            assert "locked" in server.wait_for_log(refused.json["instance"])["reason"]
+            assert program.get(f"/api/v1/runs/{run}").json["last_sequence"] == kept
+            other.execute("ROLLBACK")
+        assert program.append(run, kept + 1, steps((kept + 1) * 10, 10)).json["counted"] is True
+    finally:
+        server.stop()
+
+
+class Shifted(Server):
+    """The server under libfaketime, whose shift of the wall clock is in a file."""
+
+    def environment(self) -> dict[str, str]:
+        return {
+            **os.environ, "LD_PRELOAD": FAKETIME, "FAKETIME_TIMESTAMP_FILE": str(self.data.parent / "shift"),
+            "FAKETIME_NO_CACHE": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            # An instrumented build wants to be loaded first.
+            "ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0:detect_leaks=0",
+        }  # fmt: skip
+
+    def shift(self, days: int) -> None:
+        (self.data.parent / "shift").write_text(f"{days:+d}d\n")
+
+
+def test_a_clock_that_jumps_ends_what_has_expired_and_loses_nothing(data: pathlib.Path) -> None:
+    if not os.path.exists(FAKETIME):
+        pytest.skip("libfaketime is not installed")
+    (data.parent / "shift").write_text("+0d\n")
+    server = Shifted(data, "--limits", "1000000")
+    try:
+        owner = sign_up(server, server.first_key(), "owner")
+        team = first_team(owner)
+        program = Client(server, make_token(owner, team, "runs:write", "runs:read"))
+        run = program.begin_run("now")
+        assert program.append(run, 1, steps(1, 5)).status == 200
+        links = [invite(owner, team, "viewer") for _ in range(2)]
+        server.shift(6)
+        assert owner.get("/account").status == 200
+        sign_up(server, links[0], "in-time")
+        server.shift(8)
+        assert Client(server).get(f"/welcome/{links[1]}").status == 404
+        server.shift(15)
+        assert owner.get("/account").status == 303  # the session has expired
+        assert program.append(run, 2, steps(6, 5)).status == 200  # tokens do not
+        later = program.begin_run("later")
+        server.shift(-400)
+        assert program.append(run, 3, steps(11, 5)).status == 200
+        earlier = program.begin_run("earlier")
+        assert Client(server).sign_in("owner@example.com").status == 303
+        seen, cursor = [], ""
+        while cursor is not None:
+            page = program.get(f"/api/v1/runs?limit=1{cursor}").json
+            seen += [item["id"] for item in page["items"]]
+            cursor = page["next_cursor"] and f"&cursor={page['next_cursor']}"
+        assert seen == [later, run, earlier]
+        assert program.send("POST", f"/api/v1/runs/{run}/finish", {"outcome": "finished"}).status == 204
+        assert [line for line in server.log() if line.get("status", 0) >= 500] == []
+    finally:
+        server.stop()
+    copy = data.parent / "copy.db"
+    assert run_program("backup", "--data", data, copy).returncode == 0
+    assert run_program("restore", "--check", copy).returncode == 0
 
 
 def test_the_process_leaves_no_core_and_gains_no_privileges(server: Server) -> None:

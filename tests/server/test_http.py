@@ -55,6 +55,7 @@ REFUSED = [
     ("a template as a file", "GET", "/assets/layout.html", None, {}, 404),
     ("a malformed query", "GET", "/api/v1/runs?limit=%zz", None, {}, 400),
     ("a query that is no UTF-8", "GET", "/api/v1/runs?project=%ff%fe", None, {}, 400),
+    ("a field twice", "GET", "/api/v1/runs?limit=null&limit=null", None, {}, 400),
     ("forty fields", "GET", "/api/v1/runs?" + "&".join(f"a{i}=1" for i in range(40)), None, {}, 400),
     ("a body where none is taken", "GET", "/api/v1/runs", b"x", {}, 413),
     ("another media type", "POST", "/api/v1/runs", b"{}", {"Content-Type": "text/plain"}, 415),
@@ -88,6 +89,16 @@ def test_refused(server: Server, program: Client, what, method, path, body, head
         problem = answer.json
         assert problem["status"] == status and problem["title"] and problem["detail"]
         assert server.wait_for_log(problem["instance"])["status"] == status
+
+
+def test_a_wrong_method_is_told_the_right_ones(program: Client) -> None:
+    for path, allowed in (
+        ("/api/v1/runs", "POST, GET, HEAD"), ("/healthz", "GET, HEAD"), ("/sign-out", "POST"),
+        ("/api/v1/teams/t/members/a", "PUT, DELETE"),
+    ):  # fmt: skip
+        answer = program.request("PATCH", path)
+        assert (answer.status, answer.headers["allow"]) == (405, allowed), path
+        assert "allow" not in program.get("/api/v1/runs").headers
 
 
 def test_tokens_that_are_none_are_refused(server: Server, team: str) -> None:

@@ -59,7 +59,8 @@ class Place:
             .send("POST", f"/api/v1/runs?team={team}", {"model": "M"}, **{"Idempotency-Key": "k"})
             .json["id"]
         )
-        return {"id": team, "who": who, "run": run}
+        job = who["owner"].send("POST", f"/api/v1/frontiers?team={team}", {"graph": {}, "hardware": {}, "points": 1})
+        return {"id": team, "who": who, "run": run, "job": job.json["id"]}
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +72,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 def ask(client: Client, route: dict[str, str], team: dict[str, Any]) -> int:
     """The status, for a request whose content is refused later: permission alone is seen, and nothing happens."""
-    path = route["path"].replace("{team}", team["id"]).replace("{run}", team["run"])
+    path = route["path"].replace("{team}", team["id"]).replace("{run}", team["run"]).replace("{job}", team["job"])
     for name in ("{other}", "{account}", "{invitation}", "{token}", "{key}", "{file}"):
         path = path.replace(name, "r0000000000000000")
     if route["subject"] == "query":
@@ -129,7 +130,7 @@ def test_another_team_does_not_exist(place: Place, route: dict[str, str]) -> Non
         if who == "anyone":
             continue
         assert ask(own["who"][who], route, other) == 404, who
-    nowhere = {"id": "t0000000000000000", "run": "r0000000000000000"}
+    nowhere = {"id": "t0000000000000000", "run": "r0000000000000000", "job": "j0000000000000000"}
     assert ask(own["who"]["owner"], route, nowhere) == 404
 
 

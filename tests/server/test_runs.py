@@ -20,6 +20,17 @@ def test_a_key_makes_one_run(program: Client, key) -> None:
         assert answer.status == 400, bad
 
 
+def test_a_client_that_lost_its_place_is_told_it(program: Client, key) -> None:
+    name = key()
+    sent = {"Idempotency-Key": name}
+    first = program.send("POST", "/api/v1/runs", {"model": "M"}, **sent).json
+    assert first == {"id": first["id"], "last_sequence": 0, "last_step": 0}
+    for sequence in (1, 2):
+        program.append(first["id"], sequence, steps(10 * sequence, 5))
+    again = program.send("POST", "/api/v1/runs", {"model": "M"}, **sent)
+    assert again.status == 200 and again.json == {"id": first["id"], "last_sequence": 2, "last_step": 24}
+
+
 def test_a_run_says_what_it_was_told(program: Client, key) -> None:
     told = {
         "project": "nlp", "name": "baseline", "machine": "eight cores", "graph_digest": "ab12",
@@ -35,8 +46,8 @@ def test_a_run_says_what_it_was_told(program: Client, key) -> None:
 
 def test_a_batch_counts_once_and_a_gap_is_told(program: Client, key) -> None:
     run = program.begin_run(key())
-    assert program.append(run, 1, steps(1, 10)).json == {"last_sequence": 1, "counted": True}
-    assert program.append(run, 1, steps(1, 10)).json == {"last_sequence": 1, "counted": False}
+    assert program.append(run, 1, steps(1, 10)).json == {"last_sequence": 1, "last_step": 10, "counted": True}
+    assert program.append(run, 1, steps(1, 15)).json == {"last_sequence": 1, "last_step": 10, "counted": False}
     gap = program.append(run, 3, steps(21, 10))
     assert gap.status == 409 and "Batch 2 is missing" in gap.json["detail"]
     assert program.append(run, 2, steps(11, 10)).json["counted"]

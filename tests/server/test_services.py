@@ -60,9 +60,10 @@ def test_too_many_requests_of_a_token_are_told_when_to_come_back(data: pathlib.P
 # ---- telemetry ----------------------------------------------------------------------
 
 EVENT = {
-    "schema_version": 2, "event": "wrap", "memscale_version": "0.1", "architecture": "decoder", "parameters": "100M-1B",
+    "schema_version": 2, "event": "wrap_called", "memscale_version": "0.1", "architecture": "decoder",
+    "parameters": "100M-1B",
     "device": "cpu", "device_memory": "18-36GB", "mode": "balanced", "budget_given": True, "layers": "9-16",
-    "pressure": "1.1-2", "decision_source": "user_config", "techniques": ["recompute", "offload_disk"],
+    "pressure": "1.1-2", "decision_source": "user_config", "techniques": ["recompute", "exact_loss_head"],
     "peak": "0.25-0.5", "step": "0.85-1.1", "measured_peak": "unknown", "outcome": "planned",
 }  # fmt: skip
 

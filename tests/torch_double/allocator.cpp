@@ -1,8 +1,8 @@
 /*
- * Device memory, cached as torch caches it: rounded to 512 B, cut from segments of 2 MB (requests up
- * to 1 MB), 20 MB (up to 10 MB) or multiples of 2 MB, best fit on the stream that first had the memory,
- * neighbours joined when freed. Memory that another stream has used waits for that stream's event.
- * The sizes are those of PyTorch's CUDACachingAllocator (c10/core/AllocatorConfig.h) without settings.
+ * Device memory, cached as torch caches it. Requests are rounded to 512 B and cut from segments of 2 MB
+ * (requests up to 1 MB), 20 MB (below 10 MB) or a multiple of 2 MB. The best fit is taken among the blocks
+ * of the same stream; freed neighbours are joined. Memory that another stream has used waits for that
+ * stream's event. Sizes: PyTorch's CUDACachingAllocator (c10/core/AllocatorConfig.h) without settings.
  */
 #include <c10/core/AllocatorConfig.h>
 #include <c10/util/Exception.h>
@@ -35,8 +35,8 @@ constexpr size_t round_bytes = 512;
 constexpr size_t small_most = 1048576;       /* the largest request of the small pool */
 constexpr size_t small_segment = 2097152;    /* segments of the small pool */
 constexpr size_t large_segment = 20971520;   /* segments for requests of 1 to 10 MB */
-constexpr size_t large_least = 10485760;     /* from here on a request has a segment of its own size */
-constexpr size_t segment_round = 2097152;    /* of such segments */
+constexpr size_t large_least = 10485760;     /* requests from this size on get their own segment */
+constexpr size_t segment_round = 2097152;    /* ... rounded up to a multiple of this */
 
 struct Block {
     c10::DeviceIndex device;
@@ -47,8 +47,8 @@ struct Block {
     size_t requested = 0;
     bool is_allocated = false;
     Block *before = nullptr, *after = nullptr; /* neighbours in its segment */
-    std::set<c10::StreamId> users;             /* other streams */
-    int awaited = 0;                           /* marks on those */
+    std::set<c10::StreamId> users;             /* other streams that use it */
+    int awaited = 0;                           /* unfinished marks on those streams */
 };
 
 struct BySize {
@@ -198,7 +198,7 @@ class Allocator final : public c10::DeviceAllocator
     std::map<const void *, Block *> allocated_;
 };
 
-/* Never destroyed: storages of other libraries may outlive it. */
+/* Never destroyed: storages of other libraries may still need it at exit. */
 Allocator &the_allocator()
 {
     static Allocator *one = new Allocator;
@@ -390,7 +390,7 @@ void Allocator::join(Block *block, Block *neighbour)
     delete neighbour;
 }
 
-/* True: something may be free now. Waits as torch does before it gives memory back. */
+/* Waits for pending uses, as torch does, and returns cached segments to the driver. True if it returned any. */
 bool Allocator::release_cached(c10::DeviceIndex device)
 {
     Device &here = devices_[device];
@@ -424,7 +424,7 @@ void Allocator::release_pool(c10::DeviceIndex device, Pool &pool)
     }
 }
 
-/* ---- copies of whole storages, which resizing makes -------------------------------- */
+/* ---- copies of whole storages, for resizing ---------------------------------------- */
 
 class CopyBytes final : public Work
 {

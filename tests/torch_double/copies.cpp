@@ -1,7 +1,7 @@
 /*
- * Copies: within a device, between devices, and between host and device, as torch's CUDA orders them.
- * A copy that may not return early makes the host wait for its stream. Pinned memory is copied by the
- * driver's double, which sees who touches it meanwhile; pageable memory is staged at once.
+ * Copies within a device, between devices, and between host and device, ordered as torch's CUDA orders
+ * them. After a blocking copy the host waits for the stream. The driver's double copies pinned memory and
+ * detects writes to it meanwhile; pageable memory is staged at once.
  */
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/clone.h>
@@ -61,7 +61,7 @@ class Fetch final : public Work
     View from_;
 };
 
-/* What the driver copies without a kernel. */
+/* True if the driver can copy it without a kernel. */
 bool is_plain(const at::Tensor &to, const at::Tensor &from)
 {
     return to.scalar_type() == from.scalar_type() && to.strides() == from.strides() &&
@@ -76,7 +76,7 @@ void copy_on_device(const at::Tensor &to, const at::Tensor &from)
     c10::Stream stream = current_stream(from.get_device()), other = current_stream(to.get_device());
     bool is_peer = to.get_device() != from.get_device();
     if (is_peer) {
-        Mark(other).hold(stream); /* what is there already comes first */
+        Mark(other).hold(stream); /* after all work that is already queued on `other` */
     }
     launch(stream, ranges, std::make_shared<Copy>(target, source));
     if (is_peer) {

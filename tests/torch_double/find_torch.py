@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Prints the folder of a torch that the double of its CUDA can be built for, or nothing."""
+"""Prints the folder of the installed torch if the double of its CUDA can be built for it; otherwise nothing."""
 
 import importlib.metadata
 import importlib.util
 import os
 
-WANTED = "2.13."  # the headers differ from release to release
+WANTED = "2.13."  # headers change with each release
 
 
 def main() -> None:
-    """Looks without importing torch, which takes seconds."""
+    """Finds torch without importing it, which would take seconds."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return

@@ -1,7 +1,7 @@
 /*
- * Random numbers of a device: a seed and an offset, as CUDA's generator has them. The host moves the
- * offset when it queues a kernel; the kernel's numbers are a function of both, drawn by torch's CPU
- * generator, so they aren't philox's.
+ * Random numbers of a device. The state is a seed and an offset, as in CUDA's generator. The host moves
+ * the offset when it queues a kernel. The kernel's numbers are a function of both, drawn by torch's CPU
+ * generator; so they differ from CUDA's, which uses Philox.
  */
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
@@ -52,7 +52,7 @@ class Generator final : public c10::GeneratorImpl
     /* 16 bytes: the seed, then the offset. */
     c10::intrusive_ptr<c10::TensorImpl> get_state() const override
     {
-        /* Past the dispatcher: a mode that makes fakes must not see it. */
+        /* Bypasses the dispatcher: a FakeTensorMode must not make this tensor a fake. */
         at::TensorBase state = at::detail::empty_cpu({sizeof philox_}, at::kByte);
         std::memcpy(state.mutable_data_ptr(), &philox_, sizeof philox_);
         return state.getIntrusivePtr();
@@ -82,7 +82,8 @@ class Generator final : public c10::GeneratorImpl
     Philox philox_{c10::default_rng_seed_val, 0};
 };
 
-/* Python makes the wrappers that torch.cuda.default_generators holds of new generators. */
+/* torch.cuda.default_generators holds generators that Python creates. If this is set, the next one created
+ * is the default generator of its device. */
 bool next_is_default = false;
 
 } // namespace
@@ -121,7 +122,7 @@ at::Generator cpu_generator(const Philox &philox)
     return at::detail::createCPUGenerator((mixed ^ (mixed >> 31)) >> 32);
 }
 
-/* The generator that torch makes next is the default one of its device. */
+/* Makes the next generator that torch creates the default generator of its device. */
 TORCH_DOUBLE_EXPORT void torch_double_next_generator_is_default(void)
 {
     next_is_default = true;

@@ -1,7 +1,8 @@
 /*
- * What torch asks of a CUDA build, answered by the double; and where the double registers itself.
+ * Answers the questions that torch asks of a CUDA build, and registers the double with torch.
  */
 #include <ATen/detail/CUDAHooksInterface.h>
+#include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 
 #include "internal.h"
 
@@ -103,6 +104,27 @@ const bool is_registered = [] {
 
 namespace at
 {
-/* torch looks the name up when it is first asked for CUDA: the double has to be there by then. */
+/* torch looks this name up when CUDA is first used: the double must be loaded before that. */
 C10_REGISTER_CLASS(CUDAHooksRegistry, CUDAHooks, torch_double::Hooks)
 } // namespace at
+
+namespace c10d
+{
+
+/* DDP wants a timer for its device. It shows the host's times, as for the CPU. */
+class DoubleTimer final : public Timer
+{
+  public:
+    explicit DoubleTimer(c10::Device)
+    {
+    }
+    std::optional<int64_t> measureDifference(Event start, Event end) override
+    {
+        const auto from = getTimestamp(start), to = getTimestamp(end);
+        return from && to ? std::optional<int64_t>(*to - *from) : std::nullopt;
+    }
+};
+
+C10_REGISTER_TYPED_CLASS(TimerRegistry, c10::kCUDA, DoubleTimer)
+
+} // namespace c10d

@@ -1,9 +1,18 @@
 /*
- * internal.h - the inside of the double of torch's CUDA: streams.cpp knows devices, streams and
- * events, allocator.cpp device memory, pinned.cpp host memory that is registered, generator.cpp
- * random numbers, work.cpp puts work on streams, operators.cpp makes work of torch's operators,
- * copies.cpp of copies, natives.cpp has the operators that only make or view tensors, and hooks.cpp
- * tells torch of all this. See README.md for what it models.
+ * internal.h - shared by the files of the double of torch's CUDA:
+ *
+ *   streams.cpp    devices, streams and events
+ *   allocator.cpp  device memory
+ *   pinned.cpp     registered host memory
+ *   generator.cpp  random numbers
+ *   work.cpp       puts work on streams
+ *   operators.cpp  turns torch's operators into work
+ *   copies.cpp     turns copies into work
+ *   natives.cpp    operators that only make or view tensors
+ *   programs.cpp   operators that CPU kernels can't stand for
+ *   hooks.cpp      registers all this with torch
+ *
+ * README.md lists what it models.
  */
 #ifndef TORCH_DOUBLE_INTERNAL_H
 #define TORCH_DOUBLE_INTERNAL_H
@@ -34,7 +43,7 @@ constexpr int out_of_memory = 2; /* the driver's number */
 /* Raises torch.AcceleratorError unless `result` is 0. */
 void check(int result, const char *function);
 
-/* Makes a device's context current for the driver while it lives. */
+/* Makes a device's context current for the driver as long as this object lives. */
 class Context
 {
   public:
@@ -49,10 +58,10 @@ c10::DeviceIndex exchange_device(c10::DeviceIndex device);
 c10::Stream current_stream(c10::DeviceIndex device);
 /* The driver's handle; nullptr for a default stream, so only within the Context of its device. */
 void *handle_of(const c10::Stream &stream);
-/* The host waits; raises what went wrong in work that the host has not heard of. */
+/* The host waits for the stream; raises the first failure of work that was not raised yet. */
 void synchronize(const c10::Stream &stream);
 
-/* The host waits for all streams of the device; raises nothing of their work. */
+/* The host waits for all streams of the device; raises no failure of their work. */
 void wait_for_device(c10::DeviceIndex device);
 
 /* An event without timing on the stream. */
@@ -65,7 +74,7 @@ class Mark
     Mark &operator=(const Mark &) = delete;
     bool is_reached() const;
     void synchronize() const;
-    void hold(const c10::Stream &stream) const; /* what is queued on it later waits */
+    void hold(const c10::Stream &stream) const; /* later work of that stream waits for this event */
 
   private:
     c10::DeviceIndex device_;
@@ -79,19 +88,19 @@ void register_device_allocator();
 
 c10::Allocator &pinned_allocator();
 bool is_pinned(const void *memory);
-/* A copy on `stream` uses the pinned memory: it is not given out again before the copy's end. */
+/* A copy on `stream` uses the pinned memory: it is reused only after the copy's end. */
 void pinned_used_on(const void *memory, const c10::Stream &stream);
 
 /* ---- generator.cpp ---- */
 
-/* Where an operator's random numbers begin, as CUDA's kernels are told. */
+/* Where an operator's random numbers begin; CUDA's kernels get the same two numbers. */
 struct Philox {
     uint64_t seed = 0, offset = 0;
 };
 
 at::Generator new_generator(c10::DeviceIndex device);
 const at::Generator &default_generator(c10::DeviceIndex device);
-/* Takes the numbers of a kernel for `numel` elements; of the device's own generator if none is given. */
+/* Reserves random numbers for `numel` elements, from `given` or else from the device's default generator. */
 Philox take_random(const std::optional<at::Generator> &given, c10::DeviceIndex device, int64_t numel);
 /* A generator for CPU kernels, a pure function of its argument. */
 at::Generator cpu_generator(const Philox &philox);
@@ -106,28 +115,28 @@ class Work
     virtual void run(unsigned char *const *memories) = 0;
     virtual std::string name() const = 0;
 
-    int threads = 1; /* torch's number, which the host had when it queued this */
+    int threads = 1; /* the host's number of threads when it queued this */
 };
 
-/* Puts work on a stream. Keeps no storage alive: as on a device, memory may be freed meanwhile. */
+/* Puts work on a stream. Keeps no storage alive: as on a real device, memory may be freed meanwhile. */
 void launch(const c10::Stream &stream, const std::vector<cuda_double_range> &ranges, std::shared_ptr<Work> work);
-/* Raises the first failure of work that was not raised yet, as torch.AcceleratorError. */
+/* Raises torch.AcceleratorError for the first failure of work that was not raised yet. */
 void raise_failure();
 
 /* ---- operators.cpp ---- */
 
-/* A strided tensor of which work makes a CPU tensor over the memory of its range. */
+/* A strided tensor; work turns it into a CPU tensor over the memory of its range. */
 struct View {
     c10::ScalarType dtype = c10::ScalarType::Byte;
     std::vector<int64_t> sizes, strides;
     bool is_conj = false, is_neg = false;
-    int range = -1;      /* of the work; -1: no elements */
-    at::Tensor on_host;  /* defined: the value itself, of a CPU tensor */
+    int range = -1;      /* index of the work's range; -1: no elements */
+    at::Tensor on_host;  /* if defined: the value itself, a CPU tensor */
 
     at::Tensor over(unsigned char *const *memories) const;
 };
 
-/* The view of a device tensor; adds its range where it has elements. */
+/* The view of a device tensor; adds its range if it has elements. */
 View view_of(const at::Tensor &tensor, bool is_written, std::vector<cuda_double_range> &ranges);
 /* A device tensor with these sizes and strides, not filled. */
 at::Tensor empty_strided_on(c10::DeviceIndex device, c10::IntArrayRef sizes, c10::IntArrayRef strides,
@@ -135,18 +144,18 @@ at::Tensor empty_strided_on(c10::DeviceIndex device, c10::IntArrayRef sizes, c10
 
 /* ---- natives.cpp ---- */
 
-/* torch's resize_ of a device tensor: what its storage has stays. */
+/* torch's resize_ of a device tensor; its storage keeps its contents. */
 void resize_on_device(const at::Tensor &tensor, c10::IntArrayRef sizes, std::optional<c10::MemoryFormat> format);
 
 /* ---- programs.cpp ---- */
 
-/* What stands for an operator that CPU kernels don't have, or have without a generator. */
+/* Replaces an operator that has no CPU kernel, or one whose CPU kernel takes no generator. */
 using Program = void (*)(torch::jit::Stack &stack, const std::optional<at::Generator> &generator);
 struct ProgramFacts {
     Program run = nullptr;
     bool is_random = false;
 };
-/* Of the operator with this name ("aten::native_dropout"), or one with run == nullptr. */
+/* The program of the operator with this name ("aten::native_dropout"); run is nullptr if it has none. */
 ProgramFacts program_of(const std::string &operator_name);
 
 } // namespace torch_double

@@ -1,5 +1,5 @@
 /*
- * Operators that make tensors without values or view them: nothing of them runs on a stream.
+ * Operators that make unfilled tensors or views, so they run nothing on a stream.
  */
 #include <ATen/EmptyTensor.h>
 #include <ATen/native/Resize.h>
@@ -122,7 +122,7 @@ void resize_on_device(const Tensor &tensor, c10::IntArrayRef sizes, std::optiona
     size_t bytes = at::detail::computeStorageNbytesContiguous(sizes, tensor.itemsize(), offset);
     c10::StorageImpl *storage = tensor.storage().unsafeGetStorageImpl();
     if (c10::multiply_integers(sizes) > 0 && bytes > storage->nbytes()) {
-        /* torch's own function would have the host copy what is in it. */
+        /* torch's own function would copy the contents on the host. */
         c10::DataPtr larger = device_allocator().allocate(bytes);
         device_allocator().copy_data(larger.get(), storage->data(), storage->nbytes());
         storage->set_data_ptr_noswap(std::move(larger));

@@ -1,11 +1,11 @@
 /*
- * Every operator that has no kernel of its own here: it is queued on the stream, and the CPU's kernel
- * runs there, later, over the device's memory.
+ * Every operator that the other files don't implement. It is queued on the stream; there the CPU's kernel
+ * runs later, on the device's memory.
  *
- * What an operator gives back (shapes, strides, types) has to be known before it runs. It is learned
- * once for each combination of arguments by a rehearsal: the CPU's kernel on zeros, on the host, without
- * a wait. So the layouts are those of the CPU's kernels, to the bit. Operators whose results depend on
- * values, and those that don't bear zeros, wait for the stream instead, as some of CUDA's do.
+ * The host must know an operator's results (shapes, strides, types) before it runs. For each new
+ * combination of arguments it learns them by a rehearsal: it runs the CPU's kernel on zeros, on the host,
+ * without a wait. So layouts are exactly the CPU's. If results depend on values, or if an operator fails
+ * on zeros, the host waits for the stream instead, as some of CUDA's operators do.
  */
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -68,14 +68,14 @@ template <class Function> void each_tensor(const IValue &value, Function functio
     });
 }
 
-/* ---- what is known of an operator ---------------------------------------------------- */
+/* ---- facts about an operator ---------------------------------------------------------- */
 
 struct Facts {
     std::string name;
     std::vector<bool> writes;       /* [argument] */
-    std::vector<int> returned;      /* [result] the argument that it is, -1: a new value */
-    std::optional<size_t> generator; /* the argument */
-    bool is_in_place = false;       /* gives back nothing new and resizes nothing */
+    std::vector<int> returned;      /* [result] the argument that is returned; -1: a new value */
+    std::optional<size_t> generator; /* the argument's index */
+    bool is_in_place = false;       /* returns nothing new and resizes nothing */
     bool must_wait = false;
     ProgramFacts program;
 };
@@ -91,7 +91,7 @@ bool is_index_with_masks(const Facts &facts, const Stack &arguments)
     return has_mask;
 }
 
-/* CPU tensors that CUDA's own kernels take beside device tensors, scalars aside. */
+/* True if CUDA's own kernel also takes CPU tensors that aren't scalars. */
 bool takes_host_tensors(const std::string &name)
 {
     static const char *const all[] = {"aten::index", "aten::_index_put_impl_", "aten::_unsafe_index", "aten::_ctc_loss",
@@ -104,7 +104,7 @@ bool takes_host_tensors(const std::string &name)
     return false;
 }
 
-/* Written by the kernel though the schema doesn't say so: the running statistics. */
+/* Running statistics: the kernel writes them, but the schema doesn't say so. */
 void note_hidden_writes(Facts &facts)
 {
     if (facts.name == "aten::native_batch_norm") {
@@ -159,7 +159,7 @@ const Facts &known_facts(const c10::OperatorHandle &op)
 
 /* ---- a call -------------------------------------------------------------------------- */
 
-/* An operator with its arguments, of which device tensors are views. */
+/* An operator with its arguments; device tensors among them are views. */
 class Call : public Work
 {
   public:
@@ -167,14 +167,14 @@ class Call : public Work
     {
     }
 
-    /* From the arguments on torch's stack; once more where they were resized. */
+    /* Takes the arguments from torch's stack; called again after they were resized. */
     void take(const Stack &arguments, c10::DeviceIndex device);
-    /* The random numbers that it needs, once. */
+    /* Reserves the random numbers that it needs; called once. */
     void draw(const Stack &arguments, c10::DeviceIndex device);
 
-    /* The results of the CPU's kernel; memories as for Work. */
+    /* Runs the CPU's kernel; memories as for Work. */
     Stack compute(unsigned char *const *memories) const;
-    /* The same over zeros; empty where the operator doesn't bear them. */
+    /* Runs it on zeros; empty if the operator fails on zeros. */
     std::optional<Stack> rehearse(std::vector<at::Tensor> &written) const;
     std::string key() const;
 
@@ -185,9 +185,9 @@ class Call : public Work
     }
 
     std::vector<cuda_double_range> ranges;
-    std::vector<std::optional<View>> results; /* where compute()'s go; none: nowhere */
+    std::vector<std::optional<View>> results; /* places for the results of compute(); none: not copied */
     bool keeps = false;
-    std::optional<Stack> kept; /* what run() computed, if it is to be kept */
+    std::optional<Stack> kept; /* the results of run(), if `keeps` */
 
   protected:
     std::optional<at::Generator> generator() const
@@ -203,12 +203,12 @@ class Call : public Work
 
     c10::OperatorHandle op_;
     const Facts &facts_;
-    Stack arguments_; /* tensors in them only hold a place for views_ */
+    Stack arguments_; /* tensors in them are placeholders for views_ */
     std::vector<View> views_;
     std::optional<Philox> philox_;
 };
 
-/* torch's CUDA kernels take tensors of one device and, of the CPU's, scalars. */
+/* torch's CUDA kernels take tensors of one device, and CPU tensors only if they are scalars. */
 void check_place(const Facts &facts, const at::Tensor &tensor, bool is_written, c10::DeviceIndex device)
 {
     bool is_here = tensor.is_cuda() && tensor.get_device() == device;
@@ -357,7 +357,7 @@ std::string Call::key() const
 void store(const at::Tensor &value, const View &view, unsigned char *const *memories, const std::string &name)
 {
     TORCH_CHECK(value.scalar_type() == view.dtype && value.sizes() == c10::IntArrayRef(view.sizes), name,
-                " gave back something else than in its rehearsal");
+                " returned something else than in its rehearsal");
     view.over(memories).copy_(value);
 }
 
@@ -381,7 +381,7 @@ void Call::run(unsigned char *const *memories)
     }
 }
 
-/* ---- what a call gives back ----------------------------------------------------------- */
+/* ---- a call's results ------------------------------------------------------------------ */
 
 struct Shape {
     c10::ScalarType dtype;
@@ -394,7 +394,7 @@ Shape shape_of(const at::Tensor &tensor)
 }
 
 struct Learned {
-    Stack values;                /* tensors in them only hold a place for `made` */
+    Stack values;                /* tensors in them are placeholders for `made` */
     std::vector<Shape> made;     /* the new tensors, in order */
     std::vector<Shape> written;  /* the written arguments afterwards, in order */
 };
@@ -432,7 +432,7 @@ std::shared_ptr<const Learned> learn(const Call &call, const Facts &facts)
     return all.emplace(key, learned).first->second;
 }
 
-/* Results of the kind `out=` that the operator makes larger or smaller. True: there were some. */
+/* Resizes `out=` arguments as the operator does. True if it resized any. */
 bool resize_written(const Facts &facts, const Learned &learned, Stack &arguments)
 {
     size_t next = 0;
@@ -453,7 +453,7 @@ bool resize_written(const Facts &facts, const Learned &learned, Stack &arguments
     return has_resized;
 }
 
-/* The operator's results on the device, unfilled, of which the call knows where they are. */
+/* Makes the operator's results on the device, unfilled, and tells the call where they are. */
 Stack make_results(const Facts &facts, const Learned &learned, const Stack &arguments, c10::DeviceIndex device,
                    Call &call)
 {
@@ -474,7 +474,7 @@ Stack make_results(const Facts &facts, const Learned &learned, const Stack &argu
     return results;
 }
 
-/* Values that were computed on the stream and are on the host, put on the device. */
+/* Copies values that were computed on the stream from the host to the device. */
 class Fill final : public Work
 {
   public:
@@ -504,7 +504,7 @@ at::Tensor to_device(const at::Tensor &value, c10::DeviceIndex device)
     return made;
 }
 
-/* The host waits for the results, and makes them what they are. */
+/* The host waits for the results; only then are their shapes known. */
 Stack call_and_wait(const Facts &facts, const std::shared_ptr<Call> &call, const Stack &arguments,
                     c10::DeviceIndex device)
 {
@@ -565,8 +565,8 @@ void run_operator(const c10::OperatorHandle &op, Stack *stack)
     }
 }
 
-/* Operators that torch would take to pieces where there is no kernel for CUDA, as a CUDA build has.
- * (Convolutions are in pieces there too, and end at stubs that only it has.) */
+/* A CUDA build has kernels for these operators. Without one torch would decompose them. (A CUDA build also
+ * decomposes convolutions, but into stubs that only it has.) */
 TORCH_LIBRARY_IMPL(aten, CUDA, library)
 {
     for (const char *name :
@@ -608,7 +608,7 @@ View view_of(const at::Tensor &tensor, bool is_written, std::vector<cuda_double_
     size_t bytes = at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize());
     size_t before = tensor.storage_offset() * tensor.itemsize();
     TORCH_CHECK(before + bytes <= tensor.storage().nbytes(), "a tensor of ", bytes,
-                " bytes lies outside of its storage of ", tensor.storage().nbytes());
+                " bytes lies outside its storage of ", tensor.storage().nbytes());
     view.range = static_cast<int>(ranges.size());
     const char *begin = static_cast<const char *>(tensor.storage().data()) + before;
     ranges.push_back({reinterpret_cast<unsigned long long>(begin), bytes, is_written});

@@ -1,6 +1,6 @@
 /*
- * Pinned host memory: registered with the driver, cached, and given out again only when the host has
- * seen the end of every copy that used it, as torch's caching host allocator does it.
+ * Pinned host memory: registered with the driver and cached. As in torch's caching host allocator, memory
+ * is reused only after the host has seen the end of every copy that used it.
  */
 #include <c10/util/Exception.h>
 
@@ -49,7 +49,7 @@ class Allocator final : public c10::Allocator
     {
         default_copy_data(to, from, bytes);
     }
-    /* The piece that holds the address, nullptr if it isn't pinned by this allocator. */
+    /* The piece that holds the address; nullptr if this allocator didn't pin it. */
     Piece *find(const void *memory)
     {
         auto above = used_.upper_bound(memory);
@@ -77,7 +77,7 @@ Allocator &the_allocator()
     return *one;
 }
 
-/* torch rounds to powers of two as well. */
+/* Rounds to powers of two, as torch does. */
 size_t rounded(size_t bytes)
 {
     size_t result = page_bytes;

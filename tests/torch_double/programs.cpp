@@ -1,5 +1,6 @@
 /*
- * Kernels that only CUDA has, or that draw from torch's own CPU generator, made of CPU operators.
+ * Programs of CPU operators. They replace kernels that only CUDA has, and CPU kernels that draw from
+ * torch's own CPU generator.
  */
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
@@ -28,7 +29,7 @@ Tensor plus(const Tensor &sum, const c10::IValue &more)
     return other.defined() ? sum + other : sum;
 }
 
-/* (input, p, train) -> (output, mask), as the CPU's kernel with this generator. */
+/* (input, p, train) -> (output, mask), as the CPU's kernel gives with this generator. */
 void native_dropout(Stack &stack, const std::optional<at::Generator> &generator)
 {
     Tensor input = stack[0].toTensor();
@@ -96,7 +97,7 @@ void gru_cell_backward(Stack &stack, const std::optional<at::Generator> &)
              has_bias ? of_hidden.sum(0) : Tensor()};
 }
 
-/* (self, bins, min, max) -> counts; CUDA counts integers too. */
+/* (self, bins, min, max) -> counts; also of integers, as on CUDA. */
 void histc(Stack &stack, const std::optional<at::Generator> &)
 {
     Tensor self = stack[0].toTensor();

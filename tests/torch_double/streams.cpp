@@ -36,7 +36,7 @@ namespace
 
 constexpr int not_ready = 600;
 constexpr unsigned non_blocking = 1, without_timing = 2;
-constexpr int streams_per_device = 8; /* torch has 32 for each priority; here each is a thread */
+constexpr int streams_per_device = 8; /* torch has 32 per priority; here each takes a thread */
 
 std::array<void *, device_count> contexts;
 thread_local c10::DeviceIndex device_now = 0;
@@ -83,7 +83,7 @@ c10::DeviceIndex index_or_current(c10::Device device)
 
 /* ---- events ------------------------------------------------------------------------- */
 
-/* The moment in which a stream reached the event, written there. */
+/* Notes the time at which the stream reaches the event. */
 class Stamp final : public Work
 {
   public:

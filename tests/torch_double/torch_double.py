@@ -1,11 +1,11 @@
-"""Loads the double of torch's CUDA; then `import torch` finds two CUDA devices.
+"""Loads the double of torch's CUDA; afterwards `import torch` finds two CUDA devices.
 
     import torch_double
     torch_double.load("build/test/tests")  # before torch is imported
     import torch
 
-One process has one double, for good. Functions of this module are for tests: what the devices do is
-asked of torch, how they do it is set here. All of them may be called by any thread.
+A process can load one double and never unload it. The other functions of this module let tests control how the
+devices behave; use torch for everything else. Any thread may call any of them.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ _driver: ctypes.CDLL
 _double: ctypes.CDLL
 
 
-def load(folder: str) -> None:
-    """Loads the two libraries that were built below `folder`. Raises RuntimeError if torch is loaded already."""
+def load(folder: str, rocm: bool = False) -> None:
+    """Loads the double's two libraries from below `folder`. With `rocm`, memscale finds ROCm's driver in the process,
+    as torch for ROCm loads it, in place of CUDA's. Raises RuntimeError if torch is already loaded."""
     global _driver, _double
     if "torch" in sys.modules:
-        raise RuntimeError("the double has to be loaded before torch")
-    driver = os.path.join(folder, "cuda_double", "libcuda_double.so")
-    os.environ["MEMSCALE_LIBCUDA"] = driver
+        raise RuntimeError("load the double before torch")
+    driver = os.path.join(folder, "cuda_double", "libamdhip64.so" if rocm else "libcuda_double.so")
+    os.environ["MEMSCALE_LIBCUDA"] = "" if rocm else driver
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
-        raise RuntimeError("there is no torch")
+        raise RuntimeError("torch is not installed")
     library = os.path.join(os.path.dirname(spec.origin), "lib")
     for name in [*glob.glob(library + "/libgomp*.so*"), library + "/libc10.so", library + "/libtorch_cpu.so", driver]:
         _driver = ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
@@ -52,11 +53,12 @@ def _declare() -> None:
     _driver.cuda_double_schedule.argtypes = [number, number]
     _driver.cuda_double_queue_limit.argtypes = [number]
     _driver.cuda_double_memory.argtypes = [ctypes.c_int, size, size]
+    _driver.cuda_double_limit_registered.argtypes = [size]
     _driver.cuda_double_fail.argtypes = [ctypes.c_char_p, number, ctypes.c_int]
     _double.torch_double_limit_reserved.argtypes = [ctypes.c_int, size]
 
 
-# ---- what tests do with the devices ----------------------------------------------------------
+# ---- controls for tests -----------------------------------------------------------------------
 
 
 def reset() -> None:
@@ -65,20 +67,20 @@ def reset() -> None:
 
 
 def violations() -> tuple[int, str]:
-    """How many rules of order were broken since the last reset, and the first of them."""
+    """The number of violations of order since the last reset, and the text of the first one."""
     text = ctypes.create_string_buffer(256)
     return _driver.cuda_double_violations(text, len(text)), text.value.decode()
 
 
 def schedule(seed: int, most_delay_ns: int, queue_limit: int = 0) -> None:
-    """Each piece of work takes up to `most_delay_ns`, by chance; a stream holds `queue_limit` of them (0: any)
-    before the host waits."""
+    """From now on each piece of work takes a random time of up to `most_delay_ns`, and the host waits if a stream
+    already holds `queue_limit` pieces (0: no limit)."""
     _driver.cuda_double_schedule(seed, most_delay_ns)
     _driver.cuda_double_queue_limit(queue_limit)
 
 
 def pending(stream: Any = None) -> int:
-    """Pieces of work that the host queued on a stream (default: the current one) and that aren't done."""
+    """The number of unfinished pieces of work on a stream (default: the current one)."""
     import torch
 
     stream = stream or torch.cuda.current_stream()
@@ -87,18 +89,24 @@ def pending(stream: Any = None) -> int:
 
 
 def set_memory(device: int, total_bytes: int, taken_bytes: int = 0) -> None:
-    """What a device has, and how much of it other processes hold."""
+    """Sets the memory of a device, and the part of it that other processes hold."""
     _driver.cuda_double_memory(device, total_bytes, taken_bytes)
 
 
 def fail(function: str, nth: int, result: int) -> None:
-    """The nth call from now of a function of the driver fails; "work" stands for queued work."""
+    """Makes the nth call from now of a driver function fail with `result` (0: each call until reset()); "work" means
+    the nth piece of work."""
     _driver.cuda_double_fail(function.encode(), nth, result)
+
+
+def limit_pinned(total_bytes: int) -> None:
+    """Sets the host memory that may be pinned; memory that is already pinned stays so."""
+    _driver.cuda_double_limit_registered(total_bytes)
 
 
 @contextlib.contextmanager
 def stopped() -> Iterator[None]:
-    """Streams stop before their next piece of work meanwhile."""
+    """Stops all streams before their next piece of work, until the context ends."""
     _driver.cuda_double_hang(1)
     try:
         yield
@@ -117,11 +125,11 @@ def _in_context(device: int, call: Any) -> Any:
         _driver.cuDevicePrimaryCtxRelease_v2(device)
 
 
-# ---- what a CUDA build of torch has in torch._C --------------------------------------------------
+# ---- the parts of torch._C that only a CUDA build has ---------------------------------------------
 
 
 class _AfterTorchC(importlib.abc.MetaPathFinder):
-    """Adds to torch._C, when it is loaded, before torch's own modules look at it."""
+    """Completes torch._C as soon as it is loaded, before torch's own modules read it."""
 
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> Any:
         if name != "torch._C":
@@ -140,7 +148,7 @@ class _AfterTorchC(importlib.abc.MetaPathFinder):
 
 
 class _Cudart:
-    """What torch.cuda.cudart() gives."""
+    """The object that torch.cuda.cudart() returns."""
 
     class cudaError(int):
         success = 0
@@ -156,7 +164,7 @@ class _Cudart:
 
 
 class _DeviceProperties:
-    """As an RTX 3090 says of itself."""
+    """The properties of an RTX 3090, with another name and memory."""
 
     major, minor, multi_processor_count, warp_size = 8, 6, 82, 32
     is_integrated, is_multi_gpu_board, gcnArchName = 0, 0, ""
@@ -164,19 +172,19 @@ class _DeviceProperties:
     shared_memory_per_block, shared_memory_per_block_optin, shared_memory_per_multiprocessor = 49152, 101376, 102400
     L2_cache_size = 6291456
 
-    def __init__(self, name: str, total_memory: int) -> None:
-        self.name, self.total_memory = name, total_memory
+    def __init__(self, name: str, total_memory: int, uuid: str) -> None:
+        self.name, self.total_memory, self.uuid = name, total_memory, uuid
 
 
 class _Refused:
-    """Stands for CUDA graphs, which the double doesn't have."""
+    """Stands for CUDA graphs, which the double refuses."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise RuntimeError("the double of torch's CUDA has no graphs")
 
 
 def _stream_base(c: ModuleType) -> type:
-    """_CudaStreamBase, under torch.cuda.Stream."""
+    """_CudaStreamBase, the base class of torch.cuda.Stream."""
 
     class StreamBase(c.Stream):
         def __new__(cls, priority: int = 0, **kwargs: Any) -> Any:
@@ -199,10 +207,10 @@ def _stream_base(c: ModuleType) -> type:
 
 
 def _event_base(c: ModuleType) -> type:
-    """_CudaEventBase, under torch.cuda.Event."""
+    """_CudaEventBase, the base class of torch.cuda.Event."""
 
     class EventBase:
-        # Has a torch.Event and isn't one: those measure time between no subclasses.
+        # Holds a torch.Event instead of deriving from it: torch.Event measures no time between subclasses.
         def __new__(cls, external: bool = False, **kwargs: Any) -> Any:
             made = super().__new__(cls)
             made._event = c.Event(device="cuda", **kwargs)
@@ -238,10 +246,11 @@ def _event_base(c: ModuleType) -> type:
 
 
 def _initializer(c: ModuleType) -> Any:
-    """What torch calls once, when it first needs a device."""
+    """The function that torch calls once, when it first needs a device."""
 
     def properties(device: int) -> _DeviceProperties:
-        return _DeviceProperties(f"Double GPU {device}", c._accelerator_getMemoryInfo(device)[1])
+        total_memory = c._accelerator_getMemoryInfo(device)[1]
+        return _DeviceProperties(f"Double GPU {device}", total_memory, f"d0ub1e00-0000-0000-0000-{device:012}")
 
     def init() -> None:
         import torch
@@ -258,7 +267,7 @@ def _initializer(c: ModuleType) -> Any:
 
 
 def _make_storages_of_devices() -> None:
-    """`torch.UntypedStorage(n, device="cuda")`, which CPU builds refuse in their constructor; copies need it."""
+    """Makes `torch.UntypedStorage(n, device="cuda")` work, which copies need and CPU builds refuse."""
     import torch
 
     construct = torch.UntypedStorage.__new__
@@ -273,7 +282,7 @@ def _make_storages_of_devices() -> None:
 
 
 def _functions(c: ModuleType) -> dict[str, Any]:
-    """The functions of CUDA builds, most of which torch has for any accelerator."""
+    """The functions of CUDA builds, most of them made from torch's functions for any accelerator."""
 
     def stream_data(stream: Any) -> tuple[int, int, int]:
         return stream.stream_id, stream.device_index, stream.device_type
@@ -290,6 +299,7 @@ def _functions(c: ModuleType) -> dict[str, Any]:
         "_cuda_init": _initializer(c),
         "_cuda_isInBadFork": lambda: os.getpid() != main_process,
         "_cuda_getDeviceCount": lambda: 2,
+        "_cuda_getDriverVersion": lambda: 13000,
         "_cuda_getDevice": c._accelerator_getDeviceIndex,
         "_cuda_setDevice": c._accelerator_setDeviceIndex,
         "_cuda_exchangeDevice": c._accelerator_exchangeDevice,

@@ -1,5 +1,5 @@
 /*
- * Work on streams: the driver's double calls it on the stream's thread, in the stream's order.
+ * Work on streams. The driver's double calls it on the stream's thread, in the stream's order.
  */
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
@@ -21,10 +21,10 @@ struct Queued {
 };
 
 std::mutex lock;
-std::string failure;                     /* of work, not raised yet */
-std::vector<std::unique_ptr<Queued>> done; /* ended by a host's thread: it may hold Python's objects */
+std::string failure;                     /* a failure of work that was not raised yet */
+std::vector<std::unique_ptr<Queued>> done; /* destroyed by a host's thread: work may hold Python objects */
 
-/* A thread has a number of its own until it is told. */
+/* torch's number of threads belongs to each thread, so a stream's thread must set its own. */
 void take_threads(int wanted)
 {
     thread_local int taken = 0;
@@ -68,7 +68,7 @@ void launch(const c10::Stream &stream, const std::vector<cuda_double_range> &ran
     Context context(stream.device_index());
     check(cuda_double_launch_ranges(handle_of(stream), ranges.data(), ranges.size(), run_queued, queued.get()),
           "launch");
-    queued.release(); /* run_queued's */
+    queued.release(); /* run_queued() owns it now */
 }
 
 void raise_failure()

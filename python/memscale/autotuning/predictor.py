@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import _core
 from ..config import check_config
-from ..errors import IntegrationError
+from .configured import model_of, sample_of
 
 if TYPE_CHECKING:
     import torch
@@ -33,13 +33,13 @@ class Prediction:
         need_bytes: predicted peak of the unmodified run: resident bytes of the process on a
             CPU host (including freed memory that libc keeps), allocated bytes on a GPU.
         capacity_bytes: the configuration's budget, or the device's memory.
-        risk: of the unmodified run: "low", "moderate" (both fit), "high" (may fit, within
-            the error of the prediction) or "certain" (does not fit).
+        risk: that the unmodified run does not fit: "low" or "moderate" (it fits), "high" (the
+            prediction's error decides) or "certain" (it does not fit).
         planned_peak_bytes, planned_step_ns: prediction for the run wrapped with the capacity as its
             budget; None if no plan fits.
         planned_risk: the risk of the wrapped run.
         smallest_budget_bytes: the smallest budget that a plan of this configuration meets; None if
-            the run fits comfortably, so that it was not searched.
+            the run fits comfortably (then it is not searched for).
         advice: suggested changes, the most useful first; empty if the risk is low.
     """
 
@@ -60,10 +60,10 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Savings:
-    """The savings of memscale: the smallest peak of each mode, beside the unmodified step.
+    """The smallest peak that each mode reaches, and the peak of the unmodified step.
 
     Attributes:
-        unmodified_peak_bytes, unmodified_step_ns: prediction for the step with everything kept.
+        unmodified_peak_bytes, unmodified_step_ns: the prediction for a step that keeps everything.
         conservative, balanced, aggressive: dicts of ``smallest_budget_bytes``, ``peak_bytes``
             and ``step_ns``.
     """
@@ -109,7 +109,7 @@ class OOMPredictor:
         if self._document is None:
             self._model, self._is_absent = _model_of(model)
         elif optimizer is not None:
-            raise TypeError("an optimizer belongs to a model: give that, not the file of its configuration")
+            raise TypeError("an optimizer needs the model that it steps: give the model instead of its config.json")
         else:
             self._model, self._is_absent = None, True
         if optimizer is not None:
@@ -204,37 +204,13 @@ def _model_of(given: Any) -> tuple[Any, bool]:
             "OOMPredictor takes a torch.nn.Module, a Hugging Face configuration or its config.json, not "
             f"{type(given).__module__}.{type(given).__qualname__}"
         )
-    return _build(given), True
-
-
-def _build(config: Any) -> Any:
-    """The model of a configuration. Its weights lie in maps that are never touched, so they take no memory."""
-    import torch
-    import transformers
-
-    kinds = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModel")
-    for kind in kinds:
-        auto = getattr(transformers, kind)
-        if type(config) in auto._model_mapping:
-            with torch.device("meta"):
-                model = auto.from_config(config)
-            return model.to_empty(device="cpu").train()
-    raise IntegrationError(f"transformers has no model for a {type(config).__name__}")
+    return model_of(given), True
 
 
 def _sample(model: Any, sample_input: Any, batch: int | None, sequence: int | None) -> Any:
     if (sample_input is None) == (batch is None and sequence is None):
         raise TypeError("give either sample_input or batch and sequence")
-    if sample_input is not None:
-        return sample_input
-    shape = _shape(batch, sequence)
-    import inspect
-
-    import torch
-
-    ids = torch.zeros(shape, dtype=torch.int64)
-    takes_labels = "labels" in inspect.signature(model.forward).parameters
-    return {"input_ids": ids, "labels": ids} if takes_labels else {"input_ids": ids}
+    return sample_of(model, *_shape(batch, sequence)) if sample_input is None else sample_input
 
 
 def _shape(batch: int | None, sequence: int | None) -> tuple[int, int]:

@@ -47,7 +47,7 @@ def run(file: Path, request: dict[str, Any], limit_bytes: int, timeout_seconds: 
         try:
             child.start()
         except (OSError, RuntimeError) as error:
-            return {"outcome": "error", "detail": f"no trial can be started: {error}"}
+            return {"outcome": "error", "detail": f"the trial can't be started: {error}"}
         finally:
             sender.close()
         try:

@@ -73,7 +73,7 @@ class TuningResult:
 
 
 class AutoTuner:
-    """Finds the largest micro-batch that trains under a configuration.
+    """Finds the largest micro-batch that fits under a configuration.
 
     Args:
         model: the module. Trials get a copy of its structure without its weights. Its class must be

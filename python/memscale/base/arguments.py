@@ -20,7 +20,7 @@ from .walk import version_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Arguments", "plain_tensors"]
+__all__ = ["Arguments", "Pattern", "plain_tensors"]
 
 _PLAIN = (
     bool,
@@ -185,10 +185,45 @@ def _describe(tensor: torch.Tensor) -> str:
     return f"{tensor.dtype} {list(tensor.shape)}"
 
 
+class Pattern:
+    """Arguments of a call with something else in place of their tensors.
+
+    Args:
+        make_leaf: returns what stands for a tensor. It is called once for each tensor object.
+    """
+
+    __slots__ = ("_tree", "leaves")
+
+    def __init__(self, tree: Any, leaves: list[Any]) -> None:
+        self._tree = tree
+        self.leaves = leaves
+
+    @classmethod
+    def of(
+        cls, args: tuple[Any, ...], kwargs: dict[str, Any], make_leaf: Callable[[torch.Tensor], Any]
+    ) -> Pattern | None:
+        """None if an argument is not plain data."""
+        freezer = _Freezer(make_leaf)
+        try:
+            return cls(freezer.freeze((args, kwargs)), freezer.leaves)
+        except _Opaque:
+            return None
+
+    def filled(self, tensors: list[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with these tensors, one for each leaf."""
+        made = {id(leaf): tensor for leaf, tensor in zip(self.leaves, tensors, strict=True)}
+        args, kwargs = _thaw(self._tree, made)
+        return args, kwargs
+
+    def __repr__(self) -> str:
+        return repr(self._tree)
+
+
 class _Freezer:
-    def __init__(self) -> None:
-        self.leaves: list[_Tensor] = []
-        self._known: dict[int, _Tensor] = {}
+    def __init__(self, make_leaf: Callable[[torch.Tensor], Any] = _Tensor) -> None:
+        self.leaves: list[Any] = []
+        self._known: dict[int, Any] = {}
+        self._make_leaf = make_leaf
 
     def freeze(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -206,10 +241,10 @@ class _Freezer:
             return _Record(kind, {f.name: self.freeze(getattr(value, f.name)) for f in dataclasses.fields(kind)})
         raise _Opaque
 
-    def _tensor(self, tensor: torch.Tensor) -> _Tensor:
+    def _tensor(self, tensor: torch.Tensor) -> Any:
         known = self._known.get(id(tensor))
         if known is None:
-            known = self._known[id(tensor)] = _Tensor(tensor)
+            known = self._known[id(tensor)] = self._make_leaf(tensor)
             self.leaves.append(known)
         return known
 
@@ -237,7 +272,7 @@ class _Record:
 
 def _thaw(value: Any, made: dict[int, torch.Tensor]) -> Any:
     kind = type(value)
-    if kind is _Tensor:
+    if id(value) in made:
         return made[id(value)]
     if kind is tuple or kind is list:
         return kind(_thaw(item, made) for item in value)

@@ -37,7 +37,7 @@ def is_replaying() -> bool:
 
 
 def standing_aside(function: Callable[[], Result]) -> Result:
-    """`function()`, while hooks on models that this thread runs do nothing, as in a trace."""
+    """Calls `function()`; meanwhile hooks on models that this thread runs do nothing, as in a trace."""
     return cast(Result, _core.guarded(_standing_aside, function))
 
 

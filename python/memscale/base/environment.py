@@ -12,22 +12,24 @@ import contextvars
 import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
 
 from .. import _core
 from ..device import ACCELERATORS, AUTOCAST_KINDS, RandomState
+from .modes import DISPATCH, FUNCTION, is_ours, modes_on, set_modes, stack_functions
 
 __all__ = ["Environment", "Modes", "Switches", "enable_hooks", "without_modes"]
 
 _Writer = tuple[Any, tuple[str, ...], bool]
-"""A function, the names under which it takes the last parts of the value, and whether it takes the value at all."""
+"""A function that sets a value, the names of its keyword arguments, which get the last parts of the value, and
+whether it takes a value at all."""
 
 _Row = tuple[Any, tuple[_Writer, ...]]
-"""A function that reads a setting (or one for each part of its value), and what sets it. All of them are builtins,
-because C calls them where no interrupt may come."""
+"""A function that reads a setting (or one for each part of its value), and the functions that set it. All of them are
+builtins, because C calls them while no interrupt may come."""
 
 _PRECISIONS = [
     ("generic", "all"),
@@ -41,7 +43,7 @@ _PRECISIONS = [
 _OLD_PRECISIONS = ("cudnn_allow_tf32", "float32_matmul_precision")
 
 _FLAGS = [
-    # each in torch._C: a name for _get_<name> and _set_<name>, or getter and setter
+    # Each is a pair of names in torch._C, getter and setter; a single name stands for _get_<name> and _set_<name>.
     ("_get_flash_sdp_enabled", "_set_sdp_use_flash"),
     ("_get_mem_efficient_sdp_enabled", "_set_sdp_use_mem_efficient"),
     ("_get_math_sdp_enabled", "_set_sdp_use_math"),
@@ -74,9 +76,9 @@ _GPU_FLAGS = [
 
 
 def _rows() -> list[_Row]:
-    """The table of settings: each selects kernels, changes their results, or can be read by a layer. Random
-    states are kept apart. Settings that this build of torch lacks are left out. Precisions come last, the wider
-    ones first, because narrower ones may follow them."""
+    """The table of settings. Each setting selects kernels, changes their results, or can be read by a layer. Random
+    states are not among them. Settings that this build of torch lacks are left out. Precisions come last, the wider
+    ones first, because setting a wider one may set narrower ones."""
     c = torch._C
     printing = vars(torch._tensor_str.PRINT_OPTS)
     rows: list[_Row] = [
@@ -109,7 +111,7 @@ def _rows() -> list[_Row]:
 
 
 def _precisions() -> list[_Row]:
-    """The rows of precisions. Old settings come first, because each of them sets some of the new ones."""
+    """The rows of precisions. Old settings come first, because each sets some of the new ones."""
     c, rows = torch._C, []
     for name in ("cudnn_allow_tf32", "float32_matmul_precision"):
         read, write = getattr(c, f"_get_{name}", None), getattr(c, f"_set_{name}", None)
@@ -153,16 +155,16 @@ class Switches:
         self._values = _core.read_settings(Switches._rows)
 
     def note(self, undo: Any) -> None:
-        """Makes `undo` restore every setting that differs then, except precisions and the number of threads.
+        """Makes `undo` restore every setting that has changed by then, except precisions and the number of threads.
 
-        torch's precisions stop following one another once they are written. And torch starts a thread
-        when the number of threads is written.
+        Writing a precision has a side effect: torch then no longer derives it from the wider one. So has
+        writing the number of threads: torch starts a thread.
         """
         own = slice(1, len(Switches._rows) - Switches._precisions)
         undo.later(_core.put_settings, Switches._rows[own], self._values[own])
 
     def put(self, undo: Any) -> None:
-        """Sets that moment's settings. `undo` restores the present ones, whatever the layer has set meanwhile."""
+        """Sets the recorded settings. `undo` restores the present ones, even if the layer sets others meanwhile."""
         now = _core.read_settings(Switches._rows)
         undo.later(_core.put_settings, Switches._rows, now)
         if now != self._values:
@@ -179,29 +181,23 @@ class Modes:
 
     def __init__(self) -> None:
         c = torch._C
-        self._function = (
-            [mode for mode in _function_modes() if not _is_ours(mode)] if c._len_torch_function_stack() else []
-        )
-        self._dispatch = (
-            [mode for mode in _dispatch_modes() if not _is_ours(mode)] if c._len_torch_dispatch_stack() else []
-        )
+        self._function = _of_others(FUNCTION) if c._len_torch_function_stack() else []
+        self._dispatch = _of_others(DISPATCH) if c._len_torch_dispatch_stack() else []
 
     def put(self, undo: Any) -> list[Any]:
-        """Puts exactly these modes on; `undo` restores the present ones, whatever the layer has begun meanwhile.
-        Returns those that the caller has left since then; they see the operators again."""
+        """Puts exactly these modes on; `undo` restores the present ones, even if the layer begins others meanwhile.
+        Returns the modes that the caller has left since then: they see the operators again."""
         c, left = torch._C, []
-        if self._dispatch or c._len_torch_dispatch_stack() != 0:
-            now = _dispatch_modes()
-            left += [mode for mode in self._dispatch if not any(mode is one for one in now)]
-            _set_modes(undo, "dispatch", now, self._dispatch)
-        else:
-            undo.later(_core.set_modes, *_functions("dispatch"), [])
-        if self._function or c._len_torch_function_stack() != 0:
-            now = _function_modes()
-            left += [mode for mode in self._function if not any(mode is one for one in now)]
-            _set_modes(undo, "function", now, self._function)
-        else:
-            undo.later(_core.set_modes, *_functions("function"), [])
+        for kind, modes, count in (
+            (DISPATCH, self._dispatch, c._len_torch_dispatch_stack()),
+            (FUNCTION, self._function, c._len_torch_function_stack()),
+        ):
+            if modes or count:
+                now = modes_on(kind)
+                left += [mode for mode in modes if not any(mode is one for one in now)]
+                _put_modes(undo, kind, now, modes)
+            else:
+                undo.later(_core.set_modes, *stack_functions(kind), [])
         return left
 
     def all(self) -> list[Any]:
@@ -213,41 +209,18 @@ def without_modes(undo: Any) -> None:
     """Takes off every mode except default devices; `undo` restores exactly the present ones."""
     from torch.utils._device import DeviceContext
 
-    modes = _function_modes()
-    _set_modes(undo, "dispatch", _dispatch_modes(), [])
-    _set_modes(undo, "function", modes, [mode for mode in modes if type(mode) is DeviceContext])
+    modes = modes_on(FUNCTION)
+    _put_modes(undo, DISPATCH, modes_on(DISPATCH), [])
+    _put_modes(undo, FUNCTION, modes, [mode for mode in modes if type(mode) is DeviceContext])
 
 
-def _is_ours(mode: Any) -> bool:
-    return type(mode).__module__.partition(".")[0] == "memscale"
+def _of_others(kind: str) -> list[Any]:
+    return [mode for mode in modes_on(kind) if not is_ours(mode)]
 
 
-def _function_modes() -> list[Any]:
-    c = torch._C
-    return [c._get_function_stack_at(at) for at in range(c._len_torch_function_stack())]
-
-
-def _dispatch_modes() -> list[Any]:
-    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
-
-    return list(_get_current_dispatch_mode_stack())
-
-
-def _set_modes(undo: Any, kind: str, now: list[Any], wanted: list[Any]) -> None:
-    functions = _functions(kind)
-    undo.later(_core.set_modes, *functions, now)
-    _core.set_modes(*functions, wanted)
-
-
-@cache
-def _functions(kind: str) -> tuple[Any, Any, Any]:
-    """torch's functions for one kind of modes: the number of those on, one that pops the innermost and one that
-    pushes."""
-    length, pop, push = (getattr(torch._C, name.format(kind)) for name in _STACK)
-    return length, (partial(pop, None) if kind == "dispatch" else pop), push  # None stands for any key
-
-
-_STACK = ("_len_torch_{}_stack", "_pop_torch_{}_stack", "_push_on_torch_{}_stack")
+def _put_modes(undo: Any, kind: str, now: list[Any], wanted: list[Any]) -> None:
+    undo.later(_core.set_modes, *stack_functions(kind), now)
+    set_modes(kind, wanted)
 
 
 def enable_hooks(undo: Any) -> None:
@@ -258,7 +231,15 @@ def enable_hooks(undo: Any) -> None:
         c._saved_tensors_hooks_enable()
 
 
-# ---- all of it --------------------------------------------------------------------------------
+def leave_inference_mode(undo: Any) -> None:
+    """Leaves inference mode, in which operators record no graph; `undo` enters it again."""
+    if torch.is_inference_mode_enabled():
+        context = torch._C._InferenceMode(False)
+        context.__enter__()
+        undo.later(context.__exit__, None, None, None)
+
+
+# ---- the whole environment --------------------------------------------------------------------
 
 
 class Environment:

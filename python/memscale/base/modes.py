@@ -1,48 +1,97 @@
-"""Puts one of torch's modes below all others, and removes one from anywhere on its stack.
+"""The stacks of torch's modes: reads and sets them whole, and begins and ends memscale's own modes.
 
 A mode that spans a call of the user's code can't be a `with` block. Hooks begin and end it, and
-other code may begin a mode in between and end it later. memscale's own modes call these functions,
-each on its own thread.
+other code may begin a mode in between and end it later. A stack is changed in one call into C, so that an
+interrupt finds either the old stack or the new one. All functions act on the calling thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from .. import _core
 
-__all__ = ["begin_below", "leave"]
+__all__ = [
+    "DISPATCH",
+    "FUNCTION",
+    "begin_below",
+    "is_ours",
+    "leave",
+    "modes_on",
+    "set_modes",
+    "stack_functions",
+    "without",
+]
+
+FUNCTION, DISPATCH = "function", "dispatch"
+"""The kinds of modes: of `torch.overrides` and of `torch.utils._python_dispatch`."""
 
 
-def begin_below(mode: Any) -> None:
+def modes_on(kind: str) -> list[Any]:
+    """The modes of one kind, the innermost last."""
+    if kind == DISPATCH:
+        return list(_get_current_dispatch_mode_stack())
+    c = torch._C
+    return [c._get_function_stack_at(at) for at in range(c._len_torch_function_stack())]
+
+
+def is_ours(mode: Any) -> bool:
+    """Whether memscale has begun the mode. Its own modes change no result."""
+    return type(mode).__module__.partition(".")[0] == "memscale"
+
+
+@cache
+def stack_functions(kind: str) -> tuple[Callable[[], int], Callable[[], Any], Callable[[Any], Any]]:
+    """torch's functions for one kind of modes: the number of those on, one that pops the innermost and one that
+    pushes."""
+    names = (f"_len_torch_{kind}_stack", f"_pop_torch_{kind}_stack", f"_push_on_torch_{kind}_stack")
+    length, pop, push = (getattr(torch._C, name) for name in names)
+    return length, (partial(pop, None) if kind == DISPATCH else pop), push  # None stands for any key
+
+
+def set_modes(kind: str, modes: list[Any]) -> None:
+    """Makes these the modes of one kind, the innermost last."""
+    _core.set_modes(*stack_functions(kind), modes)
+
+
+def begin_below(mode: TorchDispatchMode) -> None:
     """Begins a dispatch mode as the outermost. Other code that ends its own mode later removes the innermost
     mode, which must not be this one."""
-    c = torch._C
-    above = _get_current_dispatch_mode_stack()
+    above = modes_on(DISPATCH)
     mode.__enter__()
-    pop = partial(c._pop_torch_dispatch_stack, None)  # None stands for any key
-    _core.set_modes(c._len_torch_dispatch_stack, pop, c._push_on_torch_dispatch_stack, [mode, *above])
+    set_modes(DISPATCH, [mode, *above])
 
 
-def leave(mode: Any, stack: Callable[[], list[Any]], pop: Callable[[], Any], push: Callable[[Any], Any]) -> None:
-    """Ends `mode`; modes that began later stay on. Does nothing if `mode` is not on.
-
-    Args:
-        mode: a function mode or a dispatch mode, begun by its `__enter__()`.
-        stack: returns this thread's modes of its kind, the innermost last.
-        pop: removes the innermost of them.
-        push: adds one as the innermost.
-    """
-    if not any(one is mode for one in stack()):
+def leave(mode: Any) -> None:
+    """Ends a mode that its `__enter__()` began; modes that began later stay on. Does nothing if the mode is not on,
+    so an interrupted call can be repeated."""
+    kind = DISPATCH if isinstance(mode, TorchDispatchMode) else FUNCTION
+    now = modes_on(kind)
+    others = [one for one in now if one is not mode]
+    if len(others) == len(now):
         return
-    above = []
-    while stack()[-1] is not mode:
-        above.append(pop())
+    if now[-1] is not mode:
+        set_modes(kind, [*others, mode])
     mode.__exit__(None, None, None)
-    for one in reversed(above):
-        push(one)
+
+
+@contextmanager
+def without(kind: str, is_unwanted: Callable[[Any], bool]) -> Iterator[None]:
+    """Takes the unwanted modes of one kind off for a `with` block. Modes that the block leaves on stay on."""
+    before = modes_on(kind)
+    others = [mode for mode in before if not is_unwanted(mode)]
+    if len(others) == len(before):
+        yield
+        return
+    set_modes(kind, others)
+    try:
+        yield
+    finally:
+        begun = [mode for mode in modes_on(kind) if not any(mode is one for one in others)]
+        set_modes(kind, [*before, *begun])

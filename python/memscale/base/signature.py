@@ -60,7 +60,7 @@ def resized_arguments(
     repeated. None if an argument is an object that may hold further tensors.
 
     Args:
-        signature: one whose brackets belong to the tensors of these arguments, in the order of `input_signature()`.
+        signature: a signature with one bracket for each tensor of these arguments, in the order of `input_signature()`.
     """
     shapes = iter([tuple(map(int, sizes.split(","))) if sizes else () for sizes in _SIZES.findall(signature)])
     try:

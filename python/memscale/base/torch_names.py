@@ -47,6 +47,7 @@ _REQUIRED: dict[str, tuple[str, ...]] = {
         "_C._get_deterministic_algorithms",
         "_C._get_deterministic_algorithms_warn_only",
         "_C._set_deterministic_algorithms",
+        "_C._InferenceMode",
         "_C._set_grad_enabled",
     ),
     "making single results again": (

@@ -1,4 +1,4 @@
-"""Makes torch's first call of vector maths from one thread.
+"""Makes torch's first call of vector maths on one thread.
 
 On x86, torch computes `exp`, `tanh`, `log` and similar functions with MKL. Their first call in a
 process selects code and accuracy for all later calls. If several threads make the first call

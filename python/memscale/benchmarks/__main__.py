@@ -1,8 +1,8 @@
-"""``python -m memscale.benchmarks``: peaks and step times beside those of other methods.
+"""``python -m memscale.benchmarks``: compares peaks and step times with those of other methods.
 
-Each case is trained unmodified, with Hugging Face checkpointing, and wrapped, in turn, round by
-round, so that drift of the machine affects all of them. Ratios are taken within a round. Writes a
-table, and with ``--output`` JSON.
+Each round trains each case unmodified, with Hugging Face checkpointing, and wrapped. Ratios compare
+runs of the same round, so that drift of the machine affects both alike. Prints a table; with
+``--output`` also writes JSON.
 
 ``--suite canonical`` measures the five cases of the published tables with every method,
 ``--suite grid`` their 25 shapes, ``--quick`` small versions of the five.
@@ -26,8 +26,8 @@ from .runner import Run, run
 from .table import METHODS, markdown, measure
 
 # A budget is in GB, a share of the unmodified peak ("0.75x"), or a multiple of the smallest budget
-# that the planner names ("1.05m"). With "+" memscale's optimizer trains, and the plan may offload
-# its state and release gradients. With "*" the plan may also change the order of sums.
+# that the planner names ("1.05m"). "+": memscale's optimizer trains, and the plan may offload its
+# state and release gradients. "*": as "+", and the plan may also change the order of sums.
 SUITES = {
     "gpt2": ("6.0", "5.0", "4.0", "3.8", "2.9", "2.1+", "1.7+", "1.45*"),
     "bert": ("0.75x", "1.05m"),
@@ -39,7 +39,7 @@ DEFAULT_CASES = ("gpt2", "bert", "llama")
 TABLES = {"canonical": BENCHMARK_MODELS, "grid": GRID}
 QUICK_STEPS = 2
 
-# Largest relative difference of losses if only the update rounds differently, and if sums do, too.
+# Largest allowed relative difference of losses: if only the update rounds differently, and if sums do too.
 UPDATED, ROUNDED = 1e-5, 1e-3
 
 
@@ -137,8 +137,8 @@ def _case(name: str, rounds: int, steps: int) -> tuple[list[dict[str, Any]], boo
 
 
 def _full_offload(name: str, plain: Run, checkpointing: Run, steps: int) -> list[dict[str, Any]]:
-    """Offloads all saved tensors of layers to disk, under checkpointing's peak: with all threads, and with
-    torch on one core fewer, beside an unmodified run on as many."""
+    """Offloads all saved tensors of layers to disk, with checkpointing's peak as the budget. Runs once with all
+    cores, and once with torch on one core fewer, compared with an unmodified run that also has one core fewer."""
     if not checkpointing.finished:
         return []
     budget = checkpointing.result["peak_bytes"] / 1e9
@@ -208,8 +208,8 @@ def _words(outcome: Run) -> str:
 
 
 def _is_same(outcome: Run, plain: Run, apart: float) -> bool:
-    """Compares losses and gradients to the bit. With memscale's optimizer only losses are compared, to `apart`,
-    because its update rounds differently and its gradients are freed before they could be hashed."""
+    """Compares losses and gradients bit by bit. With memscale's optimizer it compares only losses, which may differ by
+    `apart`: the update rounds differently, and gradients are freed before they could be hashed."""
     if outcome.variant == "memscale-all":
         pairs = zip(outcome.steps, plain.steps, strict=True)
         return all(math.isclose(ours["loss"], theirs["loss"], rel_tol=apart) for ours, theirs in pairs)

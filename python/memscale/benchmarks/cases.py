@@ -70,12 +70,28 @@ def _llama() -> torch.nn.Module:
     )
 
 
+def _llama_3b() -> torch.nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(
+        LlamaConfig(
+            hidden_size=3072,
+            intermediate_size=8192,
+            num_hidden_layers=30,
+            num_attention_heads=24,
+            num_key_value_heads=8,
+            vocab_size=32000,
+        )
+    )
+
+
 CASES = {
     case.name: case
     for case in (
         Case("gpt2", _gpt2, 4, 512),
         Case("bert", _bert, 16, 128),
         Case("llama", _llama, 2, 1024),
+        Case("llama-3b", _llama_3b, 1, 512),
         Case("gpt2-tiny", _gpt2_tiny, 4, 128),
     )
 }

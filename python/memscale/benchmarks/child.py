@@ -21,8 +21,9 @@ else:  # run as a file by an interpreter with another memscale
     from cases import CASES, batches  # type: ignore[no-redef]
 
 
-VARIANTS = ("plain", "hf", "hf_offload", "memscale", "memscale-all", "uniform", "closed")
-"""`memscale-all` has memscale's optimizer, whose state and gradients the plan may arrange too. `uniform`
+VARIANTS = ("plain", "hf", "hf_offload", "memscale", "memscale-all", "memscale-streamed", "uniform", "closed")
+"""`memscale-all` has memscale's optimizer, whose state and gradients the plan may arrange too, and
+`memscale-streamed` a model whose parameters stream as well. `uniform`
 offloads every layer's saved tensors to disk, without the planner's choice."""
 
 
@@ -58,7 +59,7 @@ def _prepare(arguments: argparse.Namespace, model: Any) -> tuple[Any, Any]:
 
     if arguments.variant in ("hf", "hf_offload"):
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    if arguments.variant == "memscale-all":
+    if arguments.variant in ("memscale-all", "memscale-streamed"):
         return _prepare_all(arguments, model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.learning_rate)
     if arguments.variant not in ("memscale", "uniform", "closed"):
@@ -102,8 +103,8 @@ def _config(arguments: argparse.Namespace, **fields: Any) -> Any:
 
 
 class _Meter:
-    """Time and peak of the training device, from construction on. It does not use memscale, because another
-    Python may run this file."""
+    """Measures time and the training device's peak, from construction on. It does not use memscale, because an
+    interpreter with another memscale may run this file."""
 
     def __init__(self, device: str) -> None:
         self._accelerator: Any = None
@@ -128,8 +129,17 @@ class _Meter:
         return _status_bytes("VmHWM")
 
 
+def _around_making(variant: str) -> Any:
+    """The context in which the model is made."""
+    if variant != "memscale-streamed":
+        return contextlib.nullcontext()
+    import memscale
+
+    return memscale.stream()
+
+
 def _around_forward(variant: str) -> Any:
-    """The context of the forward. With offload, inputs of checkpoints go to pinned host memory."""
+    """The context of the forward. In the offload variant it moves inputs of checkpoints to pinned host memory."""
     if variant != "hf_offload":
         return contextlib.nullcontext()
     import torch
@@ -160,14 +170,15 @@ def main() -> int:
     torch.exp(torch.zeros(8))  # see memscale.base.vector_math; the interpreter may have another memscale
     torch.manual_seed(0)
     case = CASES[arguments.case]
-    model = case.make().train().to(arguments.device)
+    with _around_making(arguments.variant):
+        model = case.make().train().to(arguments.device)
     data = [ids.to(arguments.device) for ids in batches(case, arguments.steps)]
     optimizer, executor = _prepare(arguments, model)
     meter = _Meter(arguments.device)
     _say(event="ready", resident_bytes=_status_bytes("VmRSS"))
 
     seconds = []
-    predicted = 0  # the largest prediction, because the peak is that of all steps
+    predicted = 0  # the largest prediction, because the measured peak covers all steps
     for step, ids in enumerate(data):
         if arguments.in_turn:
             sys.stdin.readline()
@@ -196,6 +207,10 @@ def main() -> int:
         result["predicted_peak_bytes"] = predicted
         result["predicted_step_seconds"] = executor.plan.predicted_step_seconds
         result["counters"] = executor.counters()
+    if arguments.variant == "memscale-streamed":
+        from memscale import _core
+
+        result["streamed"] = _core.streamed_stats()
     _say(**result)
     return 0
 

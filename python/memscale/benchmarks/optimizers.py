@@ -1,10 +1,10 @@
 """Compares memscale's AdamW with a plain loop and with torch's, bitsandbytes' and torchao's AdamW.
 
 Run it with ``python -m memscale.benchmarks.optimizers [million parameters [rounds]]``, or ``make bench``.
-The contenders step in turn. They share the parameters, with fixed gradients, and each has its own state.
-Figures are the best and the median of the rounds. A claim is the median of the ratios within a round. The
-plain loop reads four streams of the parameters' size and writes three, which an fp32 AdamW has to move at
-least. bitsandbytes and torchao are measured if they are installed, and listed as missing otherwise.
+The contenders step in turn. They share the parameters and fixed gradients; each has its own state. Figures
+are the best and the median of the rounds. A claim compares two contenders by the median of their ratios in
+each round. The plain loop reads four streams of the parameters' size and writes three; an fp32 AdamW can't
+move fewer bytes. bitsandbytes and torchao are measured if they are installed, else listed as missing.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 
 SHAPE_ROWS = 2048
 FP32_BYTES = 28
-"""Bytes that fp32 AdamW moves per element. It reads and writes parameter and two moments, and reads the gradient."""
+"""Bytes that fp32 AdamW moves per element: it reads and writes parameter and moments, and reads the gradient."""
 CODES_BYTES = 16
-"""Bytes that AdamW moves per element if its moments have one byte."""
+"""Bytes that AdamW moves per element if a moment has one byte per element."""
 
 LOOP, FUSED, OURS, OURS_8BIT, THEIRS_8BIT = (
     "plain C loop", "torch fused", "memscale", "memscale 8-bit", "bitsandbytes 8-bit",
@@ -50,9 +50,9 @@ class Contender(NamedTuple):
 
     make: Callable[[list[Any]], Callable[[], Any]]
     element_bytes: int | None = None
-    """Bytes that a step has to move, if it is one pass."""
+    """Bytes that a step must move, if it is one pass over memory."""
     package: str | None = None
-    """The package that has to be installed."""
+    """The package that must be installed."""
 
 
 def _parameters(elements: int) -> list[Any]:
@@ -126,7 +126,7 @@ def contenders() -> dict[str, Contender]:
 
 
 def measure(elements: int, rounds: int) -> dict[str, list[float]]:
-    """Seconds of each round's step, by contender. Contenders that can't run are left out, with a line."""
+    """Seconds of each round's step, by contender. For a contender that can't run, prints a line and leaves it out."""
     running: dict[str, Callable[[], Any]] = {}
     params = _parameters(elements)
     for name, contender in contenders().items():
@@ -150,7 +150,7 @@ def measure(elements: int, rounds: int) -> dict[str, list[float]]:
 def _claims(times: dict[str, list[float]]) -> list[tuple[str, float, float]]:
     """Tuples of claim, median of the rounds' ratios, and smallest allowed ratio, for the contenders that ran."""
     wanted = [
-        (f"{OURS}: of the rate of the {LOOP}", LOOP, OURS, 0.9),
+        (f"{OURS}: share of the rate of the {LOOP}", LOOP, OURS, 0.9),
         (f"{OURS}: times as fast as {FUSED}", FUSED, OURS, 1.0),
         (f"{OURS_8BIT}: times as fast as {THEIRS_8BIT}", THEIRS_8BIT, OURS_8BIT, 3.0),
     ]

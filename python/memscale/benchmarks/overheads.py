@@ -21,7 +21,7 @@ WARM_UP_STEPS = 4
 
 
 def import_ms() -> float:
-    """Median wall time of ``import memscale`` over that of an empty interpreter."""
+    """Median wall time that ``import memscale`` adds to an empty interpreter's."""
 
     def once(code: str) -> float:
         start = time.perf_counter()
@@ -99,7 +99,7 @@ def _nothing_to_do() -> dict[str, float]:
         plain, wrapped = spans if index % 2 == 0 else spans[::-1]
         ratios.append(wrapped / plain)
     if not models[1][0]._memscale_executor.plan.skipped:
-        raise RuntimeError("there was something to do")
+        raise RuntimeError("the plan was not empty")
     return {"ratio": statistics.median(ratios)}
 
 

@@ -43,6 +43,11 @@ class Evaluation:
         rows = (tensor.shape[0] for tensor in plain_tensors((args, kwargs)) if tensor.dim() > 0)
         self._rows = max(self._rows, next(rows, 0))
 
+    def part_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A layer is about to run without gradients, outside of the root's forward."""
+        if not self._runs:
+            self.forward_begins(args, kwargs)
+
     def forward_ended(self, model: torch.nn.Module) -> None:
         """The root has run without gradients."""
         if model.training:

@@ -22,31 +22,41 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from .. import _core
 from ..base.arguments import plain_tensors
 from ..base.aside import is_replaying, is_tracing
+from ..base.compiler import compiled_parts
+from ..base.environment import Switches
 from ..base.signature import input_signature
+from ..base.weak import weak_method
+from ..config import Config
 from ..device import kind_of, training_device
-from ..errors import IntegrationError, MemScaleError, OffloadError
+from ..errors import IntegrationError, MemScaleError, OffloadError, add_note
 from ..model.caches import computes_with_cache, makes_cache, without_cache
 from ..model.layers import find_layers
+from ..model.streamed import StreamedLayers
 from ..planning.execution_plan import ExecutionPlan
 from ..planning.planner import NullPlanner
+from ..policy.decision import StrategyDecision, decision_as_configured
 from ..techniques.loss_mode import LossMode, chunked_head, exact_head
 from ..techniques.tiles import Tiles
 from ..tracing.live_profile import LiveProfile
+from .around import FORWARD, place_of
+from .compilation import Compilation, refuse_compiled_autograd
 from .evaluation import Evaluation
+from .fast_paths import outermost, unhookable
 from .frames import watch
-from .hooks import LayerHooks, RootHooks
+from .hooks import LayerHooks, RootHooks, Surrounded
 from .layer_calls import LayerCalls, OnThread
 from .module_state import LayerState
 from .notices import Notices
 from .observation import StepWatch
+from .parts import Parts
 from .replay import replay
+from .step_clock import StepClock
 from .tier import open_tier
 from .uncalled import Uncalled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..config import Config
     from ..observability.watch import RunWatch
     from ..planning.planner import Planner
     from .rescue import StepRescue
@@ -61,10 +71,10 @@ Result = TypeVar("Result")
 # forward. The hook callables of hooks.py lie in between.
 _ROOT_CALLER = 2
 
-# A thread that has to plan waits this long for forwards on other threads to end.
+# A thread that must plan waits this long for forwards on other threads to end.
 _ALONE_SECONDS = 10.0
 
-# Options of the step that compute the model's cross entropy.
+# The functions that compute the model's cross entropy, by step option.
 _LOSS_HEADS = {"chunked_loss_head": chunked_head, "exact_loss_head": exact_head}
 
 
@@ -95,19 +105,25 @@ class Executor:
         self._disk_dir = disk_dir
         self._core = _core.Execution(replay)
         self._watch = StepWatch(self._core)
+        self._clock = StepClock()
         self._evaluation = Evaluation(self._core, self._planner.evaluation_ended)
         self._plan: ExecutionPlan | None = None
         self._signature: str | None = None
         self._device: torch.device | None = None
         self._root: RootHooks | None = None
         self._layers: list[LayerHooks] = []
+        self._surrounded: list[Surrounded] = []
         self._optimizer_hook: Any = None
         self._replay_lock = threading.RLock()
         self._thread = OnThread()
         self._notices = Notices(self._model_name)
         self._uncalled = Uncalled(self._notices)
+        self._compilation = Compilation(self._notices)
         self._tiles = Tiles(model, lambda thread=self._thread: thread.is_apart)  # type: ignore[misc]
         self._layer_calls = LayerCalls(self._core, self._thread, self._notices, self._replay_lock, self._tiles)
+        if planner is not None and (config is None or config.use_empirical_fallback):
+            begin = weak_method(self, "_part_begins")
+            self._layer_calls.parts = Parts(self._core, self._thread, self._evaluation, begin)
         # Planning swaps the model's tensors for a moment, so no other thread may be in a forward.
         self._planning = threading.Condition(threading.RLock())
         self._forwards: set[int] = set()
@@ -117,6 +133,7 @@ class Executor:
         self._held: list[str] = []
         self._rescue: StepRescue | None = None
         self._unverified = planner is not None and bool(getattr(config, "verify_correctness", False))
+        self._outside = Switches() if self._unverified else None  # of wrap()
 
     # -- queries -------------------------------------------------------------------
 
@@ -126,10 +143,10 @@ class Executor:
         return self._plan
 
     @property
-    def decision(self) -> dict[str, Any]:
-        """The source of the mode and of the techniques."""
+    def decision(self) -> StrategyDecision:
+        """Mode and eligible techniques, and who decided on them (`memscale.policy.StrategyDecision`)."""
         found = self._planner.decision
-        return {"decision_source": "user_config"} if found is None else dict(found)
+        return decision_as_configured((self._config or Config()).to_json()) if found is None else found
 
     def counters(self) -> dict[str, int]:
         """Cumulative integers: `steps`, `recomputed_layers`, `offloaded_bytes`, ..."""
@@ -175,14 +192,23 @@ class Executor:
 
     # -- attach, apply, detach -------------------------------------------------------
 
-    def attach(self) -> None:
-        """Puts the hooks of the root on the model; nothing changes before `apply()`."""
+    def attach(self, around: torch.nn.Module | None = None) -> None:
+        """Puts the hooks of the root on the model; nothing changes before `apply()`. `around` is what `torch.compile()`
+        returned for the model, if the caller wrapped that.
+
+        Raises:
+            IntegrationError: the model is compiled as a whole, and its layers can't be compiled instead.
+        """
         model = self._alive()
         if self._root is not None:
             return
-        self._root = RootHooks(model, self)
-        self._core.set_began(_weak_method(self, "_backward_began"))
-        self._optimizer_hook = register_optimizer_step_post_hook(_weak_method(self, "_optimizer_stepped"))
+        self._root = RootHooks(model, self, FORWARD if id(model) in unhookable(model) else None)
+        self._compilation.take_over(model, around)
+        self._layer_calls.streamed = StreamedLayers.of(model)
+        self._hook_layers(self._needs_layers())
+        self._surround_parts(True)
+        self._core.set_began(weak_method(self, "_backward_began"))
+        self._optimizer_hook = register_optimizer_step_post_hook(weak_method(self, "_optimizer_stepped"))
 
     def apply(self, plan: ExecutionPlan | str | None) -> None:
         """Puts `plan` in force from the next forward on. None keeps every tensor.
@@ -196,6 +222,7 @@ class Executor:
         text = plan if isinstance(plan, str) or plan is None else plan.to_json()
         if text is not None and self._plan is not None:
             self._core.count_replan()
+        self._clock.forget()
         self._core.set_plan(text)
         self._plan = ExecutionPlan(plan) if isinstance(plan, str) else plan
         self._planner.plan_applied(self._plan)
@@ -205,7 +232,12 @@ class Executor:
         self._tiles.set("tiled_mlp" in chosen)
         if document:
             self._open_tier(document["settings"])
-        self._hook_layers(self._core.is_active())
+        self._layer_calls.streamed = StreamedLayers.of(self._alive())
+        self._hook_layers(self._needs_layers())
+
+    def _needs_layers(self) -> bool:
+        calls = self._layer_calls
+        return self._core.is_active() or calls.streamed is not None or calls.parts is not None
 
     def verify(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Compares a step under the plan in force with one that keeps everything, once per run and
@@ -215,13 +247,13 @@ class Executor:
             IntegrationError: the steps differ. The text names the first parameter whose gradient differs, or the
                 layer whose replay differed.
         """
-        if not self._unverified or self._plan is None:
+        if not self._unverified or self._plan is None or self._outside is None:
             return
         from .verification import verify_plan
 
         was_busy, self._thread.is_busy = self._thread.is_busy, True
         try:
-            verify_plan(self._alive(), self._planner, self._plan, self._twin, args, kwargs)
+            verify_plan(self._alive(), self._planner, self._plan, self._twin, self._outside, args, kwargs)
         finally:
             self._thread.is_busy = was_busy
             self._core.boundary(False)  # the comparison's time and memory count for no step
@@ -279,12 +311,15 @@ class Executor:
             self._optimizer_hook = None
         self._end_profile(False)
         if self._layer_calls.profile is not None:
-            self._layer_calls.profile.abandon()
+            self._layer_calls.profile.discard()
             self._layer_calls.profile = None
         self._end_what_was_broken_off()
         self._loss_head = None
         self._tiles.set(False)
+        self._layer_calls.streamed = None
         self._hook_layers(False)
+        self._surround_parts(False)
+        self._compilation.put_back()
         if self._root is not None:
             self._root.remove()
             self._root = None
@@ -313,19 +348,69 @@ class Executor:
             return
         if not wanted:
             with self._planning:
-                self._wait_until_alone()  # without its hook, a layer on another thread would never be left
+                self._wait_until_alone()  # a layer that runs on another thread still needs its hook, to end
             for layer in self._layers:
                 layer.remove()
             self._layers = []
+            self._surround_parts(True)
             return
+        self._surround_parts(False)
+        around = unhookable(model)
         self._layers = [
-            LayerHooks(module, self._core.add_layer(name), LayerState(name), self._layer_calls)
+            LayerHooks(
+                module,
+                self._core.add_layer(name),
+                LayerState(name),
+                self._layer_calls,
+                place_of(module) or (FORWARD if id(module) in around else None),
+            )
             for name, module in find_layers(model)
         ]
+        self._surround_parts(True)
+
+    def _surround_parts(self, wanted: bool) -> None:
+        """Surrounds the modules that may take a fast path or are compiled, and are neither root nor layers, or leaves
+        them alone."""
+        for module in self._surrounded:
+            module.remove()
+        model = self._model()
+        alone = [] if model is None or not wanted else [*outermost(model), *compiled_parts(model)]
+        hooked = {id(model), *(id(layer.module) for layer in self._layers)}
+        self._surrounded = [Surrounded(module) for module in alone if id(module) not in hooked]
+        if model is not None and wanted:
+            self._compilation.note(model)
+
+    def _follow_compilation(self) -> None:
+        """Hooks the layers again, and has their step traced again, if some were compiled or replaced."""
+        if not self._compilation.has_changed():
+            return
+        self._compilation.take_over(self._alive())
+        hooked = bool(self._layers)
+        self._hook_layers(False)
+        self._surround_parts(True)
+        self._hook_layers(hooked)
+        self._planner.layers_changed()
+        self._signature = None
+
+    def root_compiled(self, around: torch.nn.Module | None) -> None:
+        """The caller has compiled the wrapped model: in place, or by `around`, which is about to call it.
+
+        Raises:
+            IntegrationError: its layers can't be compiled instead.
+        """
+        self._compilation.take_over(self._alive(), around)
 
     def _open_tier(self, settings: dict[str, Any]) -> None:
         if self._core.tier() is None and settings["slab_bytes"]:
-            open_tier(self._core, self._alive(), self._config, settings, self._disk_directory, self._planner.disk)
+            open_tier(
+                self._core,
+                self._alive(),
+                self._config,
+                settings,
+                self._disk_directory,
+                self._planner.disk,
+                self._planner.documents[1],
+            )
 
     def _disk_directory(self) -> str:
         if self._disk_dir is not None:
@@ -343,7 +428,8 @@ class Executor:
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if not self._thread.is_apart:
-            self._uncalled.root_called()
+            self._leave_parts()
+            self._uncalled.root_called(self._watch.has_seen_backward, torch.is_grad_enabled())
             self._end_what_was_broken_off()
         if self._thread.stands_aside:
             if self._is_evaluation():
@@ -361,10 +447,10 @@ class Executor:
         if self._core.is_active():
             residents = [*module.parameters(), *module.buffers(), *plain_tensors((args, kwargs))]
             self._core.set_residents(residents)
-        self._watch.forward_begins(module)
         if self._layer_calls.profile is None and self._planner.wants_live_trace:
             self._layer_calls.profile = LiveProfile(module, args, changed or kwargs, self._core.set_observer)
-        self._thread.caller = watch(sys._getframe(_ROOT_CALLER), _weak_method(self, "_forward_is_gone"))
+        self._clock.begin(training_device(module))
+        self._thread.caller = watch(sys._getframe(_ROOT_CALLER), weak_method(self, "_forward_is_gone"))
         self._core.enter_root(self._thread.caller)
         self._begin_losses()
         return (args, changed) if changed is not None else None
@@ -408,6 +494,7 @@ class Executor:
             changed = self._without_cache(module, args, kwargs)
             self._begin_precision(module, args, changed or kwargs)
             self._ask_for_plan(module, args, changed or kwargs)
+            self._watch_forward(module)
             self._forwards.add(threading.get_ident())
         except BaseException:
             self._end_precision()
@@ -418,9 +505,10 @@ class Executor:
         """The root's forward has raised `error`, or has returned None if `error` is None."""
         if error is not None and self._planner.refuses_hooks(error):
             self._signature = None  # ask again
-            error.add_note(
+            add_note(
+                error,
                 "memscale: its saved-tensor hooks caused this error. From the next forward on it leaves this model "
-                "alone"
+                "alone",
             )
 
     def _begin_precision(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -437,7 +525,7 @@ class Executor:
             precision.close()
 
     def _forward_is_gone(self, caller: Any) -> None:
-        """The frame that called a forward is gone. Ends the forward if a KeyboardInterrupt has kept torch from it."""
+        """The frame that called a forward is gone. Ends the forward if a KeyboardInterrupt kept torch from doing so."""
         if self._thread.caller is not caller:
             return  # it has ended, or a later one has begun, or this is another thread
         with self._planning:
@@ -474,17 +562,27 @@ class Executor:
 
     def _ask_for_plan(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._refuse_capture(module)
+        refuse_compiled_autograd(self._model_name)
+        self._follow_compilation()
         signature = input_signature(module, args, kwargs)
+        self._follow_plan(signature, self._has_moved(training_device(module)), args, kwargs)
+        self.verify(args, kwargs)
+
+    def _follow_plan(self, signature: str, has_moved: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Puts the plan in force for a forward that is about to begin."""
         plan = self._plan
-        has_moved = self._has_moved(training_device(module))
         if signature != self._signature or has_moved:
             with self._replay_lock:
-                plan = self._planner.plan_for(module, signature, args, kwargs, self._wait_until_alone)
+                plan = self._planner.plan_for(self._alive(), signature, args, kwargs, self._wait_until_alone)
         plan = self._planner.agree(plan)
         self._signature = signature if plan is not None else None
         if plan is not self._plan:
             self.apply(plan)
-        self.verify(args, kwargs)
+
+    def _watch_forward(self, model: torch.nn.Module) -> None:
+        """Backward may add to gradients that live in the forward, which takes more memory: the plan must know now."""
+        if self._watch.forward_begins(model) and self._core.is_active():
+            self._teach(self._watch.observation({"step": 0}))
 
     def _refuse_capture(self, module: torch.nn.Module) -> None:
         """Raises IntegrationError while a device graph is captured: its launches would store and fetch nothing."""
@@ -530,8 +628,8 @@ class Executor:
             self._notices.say(
                 "use_cache of states",
                 logging.INFO,
-                f"{self._model_name} computes through the states in its cache, which is left on: gradients without it "
-                "differ in their last bits. With use_cache=False, from you, its layers can be recomputed",
+                f"{self._model_name} computes through the states in its cache, so the cache stays on: without it, "
+                "gradients would differ in their last bits. If you pass use_cache=False, its layers can be recomputed",
             )
             return None
         self._notices.say(
@@ -542,10 +640,56 @@ class Executor:
         )
         return without_cache(module, args, kwargs)
 
+    # -- layers that the loop calls by itself -------------------------------------------------
+
+    def _part_begins(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """A call of layer `name` outside of the root's forward begins a step. Returns whether it can be followed."""
+        model = self._alive()
+        obstacle = self._core.hooks_in_the_way()
+        if obstacle is not None:
+            self._notices.say_obstacle(obstacle)
+        if obstacle is not None or training_device(model).type == "meta":
+            return False
+        _core.guarded(self._plan_part, f"{name} of {input_signature(model, args, kwargs)}")
+        self._core.set_residents([*model.parameters(), *model.buffers(), *plain_tensors((args, kwargs))])
+        if self._layer_calls.profile is None and self._planner.wants_live_trace:
+            self._layer_calls.profile = LiveProfile(model, args, kwargs, self._core.set_observer, in_parts=True)
+        self._clock.begin(training_device(model))
+        self._core.enter_root(None)  # calls are counted anew
+        self._core.leave_root(False)
+        self._watch.forward_ended(None)
+        return True
+
+    def _plan_part(self, undo: _core.Undo, signature: str) -> None:
+        undo.hold(self._planning)
+        undo.slot(self._thread.__dict__, "is_busy")
+        self._thread.is_busy = True
+        self._boundary(None)
+        self._follow_compilation()
+        self._planner.follows_parts = True
+        self._follow_plan(signature, self._has_moved(training_device(self._alive())), (), {})
+        self._watch_forward(self._alive())
+
+    def _leave_parts(self) -> None:
+        """The root's forward begins; if with gradients, plans are its own from now on."""
+        parts = self._layer_calls.parts
+        if parts is None or self._thread.stands_aside:
+            return
+        profile, self._layer_calls.profile = self._layer_calls.profile, None
+        if profile is not None:
+            profile.discard()
+        self._layer_calls.parts = None
+        self._planner.follows_parts = False
+        self._signature = None
+        self._follow_compilation()
+        if not self._needs_layers():
+            self._hook_layers(False)  # others may have taken their place since the wrap
+
     # -- backward and the boundaries of steps -------------------------------------------------
 
     def _backward_began(self) -> None:
         self._evaluation.end()
+        self._parts_ended()
         model = self._model()
         if model is not None:
             self._watch.backward_begins(model)
@@ -553,7 +697,7 @@ class Executor:
             self._layer_calls.profile.backward_began()
         # Outside a backward this raises: the caller only looks at a node's saved tensors.
         with contextlib.suppress(RuntimeError):
-            torch.autograd.Variable._execution_engine.queue_callback(_weak_method(self, "_backward_ended"))
+            torch.autograd.Variable._execution_engine.queue_callback(weak_method(self, "_backward_ended"))
 
     def _backward_ended(self) -> None:
         if self._layer_calls.profile is not None:
@@ -568,8 +712,13 @@ class Executor:
         # An optimizer that steps inside backward, parameter by parameter, does not end the step.
         if torch._C._current_graph_task_id() != -1 or not self._watch.holds_ours(optimizer, self._model()):
             return
-        self._uncalled.optimizer_stepped(self._model())
+        parts = self._layer_calls.parts
+        self._uncalled.optimizer_stepped(self._model(), parts is not None and parts.has_begun)
         self._boundary(optimizer)
+
+    def _parts_ended(self) -> None:
+        if self._layer_calls.parts is not None:
+            self._layer_calls.parts.forwards_ended()
 
     def _end_profile(self, is_optimizer: bool) -> None:
         """Hands the profile of a finished step to the planner and applies the plan that it gives, if any."""
@@ -578,7 +727,7 @@ class Executor:
             return
         self._layer_calls.profile = None
         if not profile.is_mine:
-            profile.abandon()
+            profile.discard()
             return
         graph = profile.finish(is_optimizer)
         if graph is None and profile.refused is None:
@@ -590,6 +739,7 @@ class Executor:
     def _boundary(self, optimizer: torch.optim.Optimizer | None) -> None:
         """A forward is about to begin, or `optimizer` has stepped."""
         self._evaluation.end()
+        self._parts_ended()
         with self._planning:
             self._end_profile(optimizer is not None)
             self._core.device_peak(self._device_peak())
@@ -618,11 +768,17 @@ class Executor:
 
     def _device_peak(self) -> int | None:
         """The peak of a GPU by torch's allocator. The counters are not reset, because they are the user's."""
+        device = self._gpu()
+        return None if device is None else kind_of(device).peak_bytes(device)
+
+    def _gpu(self) -> torch.device | None:
+        """The training device; None if it is the host."""
         model = self._model()
         device = None if model is None else training_device(model)
-        return None if device is None or kind_of(device).is_host else kind_of(device).peak_bytes(device)
+        return None if device is None or kind_of(device).is_host else device
 
     def _step_ended(self, ended: dict[str, int], optimizer: torch.optim.Optimizer | None) -> None:
+        self._clock.end(ended["step"])
         if optimizer is not None:
             self._watch.step_ended_by(optimizer)
         if "peak_bytes" in ended:
@@ -632,7 +788,7 @@ class Executor:
         seen = self._watch.observation(ended)
         if self.run_watch is not None:
             self.run_watch.step_finished(seen, self._core.stats()["tier_bytes"])
-        self._teach(seen)
+        self._teach(seen if self._gpu() is None else self._clock.correct(seen))
 
     def _teach(self, seen: dict[str, Any]) -> None:
         """Passes an observation to the planner and applies the plan that it gives, if any."""
@@ -642,14 +798,3 @@ class Executor:
 
     def __reduce__(self) -> Any:
         raise TypeError("an executor belongs to one model in one process and can't be copied or pickled")
-
-
-def _weak_method(owner: Any, name: str) -> Any:
-    """The method `name` of `owner`. The result does not keep `owner` alive."""
-    reference = weakref.ref(owner)
-
-    def call(*args: Any) -> Any:
-        alive = reference()
-        return getattr(alive, name)(*args) if alive is not None else None
-
-    return call

@@ -41,8 +41,8 @@ class _Sentinel:
 
 
 def watch(frame: FrameType, ended: Callable[[list[int]], None]) -> Any:
-    """What C takes for the frame: its address in a list, which becomes 0 with the frame. `ended(address)` is called
-    when nothing holds the frame any more. A frame that is traced is returned itself, and not watched."""
+    """Returns a list that holds the frame's address, by which C knows the frame. When the frame dies, `ended(address)`
+    is called and the address becomes 0. A frame that is traced is not watched: it is returned itself."""
     if sys.gettrace() is not None or frame.f_trace is not None:
         return frame
     address = [id(frame)]

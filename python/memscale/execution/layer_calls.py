@@ -19,15 +19,18 @@ import torch
 from .. import _core
 from ..base.aside import is_replaying, is_tracing
 from ..base.walk import first_output
-from .replay import ReplayRecord
+from .compiled_shapes import CompiledShapes
+from .replay import ReplayRecord, replay
 from .tape import Remade, Tape
 
 if TYPE_CHECKING:
+    from ..model.streamed import StreamedLayers
     from ..techniques.loss_mode import LossMode
     from ..techniques.tiles import Tiles
     from ..tracing.live_profile import LiveProfile
     from .hooks import LayerHooks
     from .notices import Notices
+    from .parts import Parts
 
 __all__ = ["LayerCalls", "OnThread"]
 
@@ -67,8 +70,8 @@ class OnThread(threading.local):
         A thread adopts that number at the first operator that torch divides among threads. Matrix
         products before that use another number and have other last bits, so that a replay could not
         repeat them. A helper thread reads torch's number, because reading it here would make this
-        thread adopt it. After `_ASKED_MOST` attempts the answer is always yes: a caller that sets
-        OpenMP's number apart from torch's, as threadpoolctl does, leaves the two different for good.
+        thread adopt it. After `_ASKED_MOST` attempts the answer is always yes, because the two numbers
+        may differ for good: callers such as threadpoolctl set OpenMP's number but not torch's.
         """
         if not self._has_number and self._asked < _ASKED_MOST:
             self._asked += 1
@@ -124,27 +127,40 @@ class LayerCalls:
         self._replay_lock = replay_lock
         self._tiles = tiles
         self._remade = Remade()
+        self._shapes = CompiledShapes()
         self.profile: LiveProfile | None = None
         """The profile of the step under way, if it is profiled. The executor sets it."""
+        self.streamed: StreamedLayers | None = None
+        """The layers whose parameters stream, if any do. The executor sets it."""
+        self.parts: Parts | None = None
+        """Learns of every call until the root's forward has run with gradients. The executor sets it."""
 
     def before(self, layer: LayerHooks, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """`layer` is about to be called."""
         thread = self._thread
+        if self.streamed is not None and not is_tracing():
+            self.streamed.enter(module)
+        if self.parts is not None:
+            self.parts.layer_called(layer.state.name, args, kwargs)
         if thread.stands_aside or thread.is_transformed:
             return
         thread.layer_depth += 1
         self.end_tape()  # the tape of a call that was interrupted, or of the call around this one
         record = None
+        if layer.is_compiled:
+            self._settle_other_shapes(layer, module, args, kwargs)
         technique = self._core.peek(layer.number)
         runs_again = technique.replays or technique.set > 0
         can_run_again = not runs_again or self._can_run_again(layer)
         if can_run_again and technique.replays:
             record = self._record(layer, module, args, kwargs)
+            if record is not None and layer.is_compiled:
+                self._shapes.add(record, module, args, kwargs)
         profile = self.own_profile()
         if profile is not None:
             profile.enter(layer.state.name, module, args, kwargs)
             if record is not None:
-                record.arguments.copy_first()  # before the profile shows whether the layer writes to it
+                profile.aside(record.arguments.copy_first)  # before it shows whether the layer writes to it
         caller = sys._getframe(_CALLER)
         # A frame that is held holds those around it, and the root's must be free to end.
         region = self._core.enter(
@@ -160,6 +176,8 @@ class LayerCalls:
     def after(self, layer: LayerHooks, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """The call of `layer` has returned `output`, or None if it raised."""
         thread = self._thread
+        if self.streamed is not None and layer.module is not None and not is_tracing():
+            self.streamed.watch_backward(layer.module, first_output(output))
         if thread.stands_aside or thread.is_transformed:
             return
         thread.layer_depth = max(0, thread.layer_depth - 1)
@@ -178,9 +196,10 @@ class LayerCalls:
     def end_tape(self) -> None:
         """Ends the tape of the layer that this thread is in, if any."""
         if self._thread.tape is not None:
-            (tape, region), self._thread.tape = self._thread.tape, None
+            tape, region = self._thread.tape
             region.payload = None
             tape.end()
+            self._thread.tape = None  # last: an interrupt may come before, and the end is repeated
 
     def own_profile(self) -> LiveProfile | None:
         """The profile, if this thread runs the profiled step."""
@@ -199,6 +218,23 @@ class LayerCalls:
         elif region.technique.is_chained:
             self._join(record, args, region.technique.nesting)
         self._thread.record = record
+
+    def _settle_other_shapes(self, layer: LayerHooks, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        """Runs the replays that are still to come before this call compiles other code for its shapes, and holds the
+        layer: its loop calls it with several shapes before one backward."""
+        others = self._shapes.with_other_shapes(module, args, kwargs)
+        for record in others:
+            region = None if record.region is None else record.region()
+            if region is not None and region.missing:
+                _core.guarded(replay, region)
+        if others:
+            self._core.hold(layer.number)
+            self._notices.say(
+                f"shapes {layer.state.name}",
+                logging.INFO,
+                f"layer {layer.state.name}: it is compiled, and called with several shapes before one backward; a "
+                "second run could meet other code than the first, so the layer is not recomputed from now on",
+            )
 
     def _begin_tape(self, region: Any) -> None:
         tape = Tape(self._core.is_resident, lambda: region.is_running, self._remade)
@@ -254,7 +290,7 @@ class LayerCalls:
             self._notices.say(
                 f"obstacle {layer.state.name}",
                 logging.WARNING,
-                f"layer {layer.state.name}: {obstacle}, which would happen once more if it ran again; it is not "
+                f"layer {layer.state.name}: {obstacle}, and memscale could not undo a second run; the layer is not "
                 "recomputed, and its saved tensors stay in memory",
             )
             return None
@@ -265,7 +301,7 @@ class LayerCalls:
             self._notices.say(
                 f"opaque {layer.state.name}",
                 logging.INFO,
-                f"layer {layer.state.name}: it gets an object whose state running it again could change "
-                "(or no tensor); it is not recomputed",
+                f"layer {layer.state.name}: an argument has state that a second run could change, or no argument is "
+                "a tensor; the layer is not recomputed",
             )
         return record

@@ -19,7 +19,7 @@ from __future__ import annotations
 import sys
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ import torch
 from .. import _core
 from ..base.walk import version_of
 from ..errors import IntegrationError
-from ..model.isolation import generators_of, note_generator, set_generator
+from ..model.isolation import generators_of
 from ..model.parametrized import CachedWeights
 from ..model.quiet import hush
 from ..model.reach import (
@@ -39,16 +39,19 @@ from ..model.reach import (
     is_array,
     is_container,
     is_state,
+    note_generator,
     read_place,
+    set_generator,
     write_place,
 )
+from ..model.witness import Witness
 
 __all__ = ["LayerState", "ModuleState"]
 
 _SMALL_BYTES = 1 << 20
 """Buffers of at most this size are compared at every call and copied if they have changed; on a GPU
-they are copied at every call. Larger ones (quantised weights, codebooks) are copied at every call
-until one has left them unchanged."""
+they are copied at every call. Larger buffers (quantised weights, codebooks) are copied at every call
+until a call leaves them unchanged."""
 
 _SCALARS = (bool, int, float, str, type(None))
 _MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
@@ -65,12 +68,15 @@ _LARGE = 4096
 _SEARCHES_MOST = 8
 """An object that grows at every call is searched anew at most this often."""
 
+_WATCHED_REPLAYS = 3
+"""Replays of a layer that have a witness. The first calls may make the objects that later ones change."""
+
 _MODULES_OWN = frozenset(torch.nn.Module().__dict__)
 """Attributes that every module has."""
 
 
 class LayerState:
-    """The knowledge about one layer's modules that lasts from call to call."""
+    """Facts about one layer's modules that hold from call to call."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -78,7 +84,8 @@ class LayerState:
         self._constant: dict[tuple[int, str], tuple[torch.Tensor, int]] = {}
         self._reach: Reach | None = None
         self._reached_from: list[int] = []
-        self._size = self._searches = 0
+        self._size = self._searches = self._looks = self._watched = 0
+        self._kinds: list[tuple[type, ...]] = []
         self._writes: str | None = None
         self._rebound: set[tuple[int, str]] = set()
 
@@ -90,7 +97,7 @@ class LayerState:
         """The state that the modules' code reaches. Searched once, and again if modules were added or removed, or
         the first calls have made attributes or filled caches."""
         numbers = [id(module) for module in modules]
-        if self._reach is None or numbers != self._reached_from:
+        if self._reach is None or numbers != self._reached_from or self._has_new_attributes(modules):
             self._reach, self._reached_from = Reach(modules), numbers
             self._size = self._reach.size()
         elif self._searches < _SEARCHES_MOST and self._reach.size() != self._size:
@@ -98,6 +105,15 @@ class LayerState:
             self._reach = Reach(modules)
             self._size = self._reach.size()
         return self._reach
+
+    def _has_new_attributes(self, modules: list[torch.nn.Module]) -> bool:
+        """Whether the modules' attributes have other types than at the call before. Only the first calls look, because
+        objects that a forward makes (a copy of the layer, a cache) are mostly made there."""
+        if self._looks == _SEARCHES_MOST:
+            return False
+        self._looks += 1
+        before, self._kinds = self._kinds, [tuple(map(type, module.__dict__.values())) for module in modules]
+        return before != self._kinds
 
     def take(self, module: torch.nn.Module, modes: list[Any]) -> ModuleState:
         """The state before a call of `module` (the layer, or a replica of it), that of the modes around it included."""
@@ -112,6 +128,8 @@ class LayerState:
         reach = self._reach_of(modules)
         modules = [*modules, *reach.modules]
         with torch.no_grad():
+            for inner in reach.modules:
+                tensors.extend(self._frozen_of(inner))
             for index, inner in enumerate(modules):
                 buffers: dict[str, Any] = inner._buffers
                 tensors.extend(
@@ -166,6 +184,18 @@ class LayerState:
             return holder, name, value, value.copy()
         return holder, name, value, _core.content(value) if has_content(value) else None
 
+    def _frozen_of(self, module: torch.nn.Module) -> Iterator[tuple[dict[str, Any], str, _Buffer]]:
+        """The parameters without gradients of a module that is not a child, such as a teacher's, which the layer may
+        move. A large one is not copied: if the call writes it, the layer can't be repeated."""
+        parameters: dict[str, Any] = module._parameters
+        for name, value in parameters.items():
+            if value is not None and not value.requires_grad and value.is_leaf and not value.is_inference():
+                key = (id(parameters), name)
+                if value.nbytes > _SMALL_BYTES:
+                    yield parameters, name, _Buffer(key, value, version_of(value), None)
+                else:
+                    yield parameters, name, self._copy_of(key, value)
+
     def _copy_of(self, key: tuple[int, str], buffer: torch.Tensor) -> _Buffer:
         if buffer.nbytes > _SMALL_BYTES:
             version = version_of(buffer)
@@ -178,9 +208,26 @@ class LayerState:
             copy = self._copies[key] = buffer.detach().clone()
         return _Buffer(key, buffer, version_of(buffer), copy)
 
+    def is_watched(self) -> bool:
+        """Whether the layer's next replay has a witness."""
+        self._watched += 1
+        return self._watched <= _WATCHED_REPLAYS
+
+    def watched(self, undo: Any, modules: list[torch.nn.Module], run: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Calls `run(undo, *args)` with an Undo of its own; `undo` restores what that one leaves changed."""
+        witness = Witness(undo, modules)
+        try:
+            return _core.guarded(run, *args)
+        finally:
+            changed = witness.change()
+            if changed is not None and self._writes is None:
+                self._writes = f"it changes {changed!r}"
+
     def settle(self, state: ModuleState) -> None:
         """Drops, after the call, the copies of large buffers that the call did not write."""
         for holder, name, buffer in state.tensors:
+            if buffer.copy is None and version_of(buffer.tensor) != buffer.version and not state.is_buffer(holder):
+                self._writes = f"it writes to {name!r}"
             if buffer.copy is None or buffer.tensor.nbytes <= _SMALL_BYTES:
                 continue
             now = read_place((holder, name))
@@ -257,7 +304,8 @@ class _Reached:
         self._holders = [(holder, _scalars_in(holder), tuple(holder)) for holder in reach.holders]
 
     def note(self, undo: Any) -> None:
-        """Restores attributes of objects; lets `undo` put the present ones back. What the code says is not heard."""
+        """Restores attributes of objects; lets `undo` put the present ones back. Meanwhile the code's prints, logs and
+        warnings are silenced."""
         hush(undo, self._reach)
         for attributes, scalars, names in self._holders:
             undo.content(attributes)
@@ -335,9 +383,17 @@ class ModuleState:
         """The call is over."""
         self._layer.settle(self)
 
+    def is_watched(self) -> bool:
+        """Whether the next replay has a witness."""
+        return self._layer.is_watched()
+
+    def watched(self, undo: Any, run: Callable[..., Any], *args: Any) -> Any:
+        """Calls `run(undo, *args)` with an Undo of its own, under a witness."""
+        return self._layer.watched(undo, self._modules, run, args)
+
     def put(self, undo: Any, left: list[Any]) -> None:
-        """Restores the state before the call; `undo` puts the present state back. Of the modes around the call, only
-        those in `left` are restored: the others are on now, and count what runs."""
+        """Restores the state before the call; `undo` puts the present state back. Restores only those modes around the
+        call that are in `left`; the others are on now, and their state must count what runs."""
         reached = [self._reached, *(state for mode, state in self._modes if any(mode is one for one in left))]
         for module in self._modules:
             note_attributes(module, undo)

@@ -33,7 +33,7 @@ class Notices:
             _log.log(level, "%s", text)
 
     def say_obstacle(self, obstacle: str) -> None:
-        """Logs why C finds that saved-tensor hooks can't be used here."""
+        """Logs the reason, given by C, why saved-tensor hooks can't be used here."""
         self.say(obstacle, logging.WARNING, _OBSTACLES[obstacle].format(model=self._model_name))
 
     def take_back(self, key: str) -> bool:

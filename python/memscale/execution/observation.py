@@ -30,10 +30,14 @@ class StepWatch:
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer]
         self._ended_by: weakref.ref[torch.optim.Optimizer] | None
         self.has_new_optimizer: bool
+        self.has_seen_backward: bool
         self._judged: weakref.WeakKeyDictionary[Any, bool]
         self._forwards: int
         self._forwards_since_step: int
         self._sums: bool
+        self._live: weakref.ref[torch.Tensor] | None
+        self._is_cleared: bool
+        self._is_added_to: bool
         self.forget()
 
     def forget(self) -> None:
@@ -43,25 +47,30 @@ class StepWatch:
         self._gradients_live = None
         self._optimizers = weakref.WeakSet()
         self._ended_by = None
-        self.has_new_optimizer = False
+        self.has_new_optimizer = self.has_seen_backward = False
         self._judged = weakref.WeakKeyDictionary()
         self._forwards = self._forwards_since_step = 0
         self._sums = False
+        self._live = None  # a parameter whose gradient lives in the forward under way
+        self._is_cleared = self._is_added_to = False
         self._versions: list[int] | None = None  # of the parameters, when the last backward began
-        self._gradients_before: list[tuple[int, int] | None] | None = None
-        self._reaches: bool | None = None  # None: no backward of which to tell is under way
+        self._gradients_before: list[tuple[int, object] | None] | None = None
+        self._reaches: bool | None = None  # None: no observed backward is under way
 
-    def forward_begins(self, model: torch.nn.Module) -> None:
-        """The root is about to run."""
+    def forward_begins(self, model: torch.nn.Module) -> bool:
+        """The root is about to run. Returns whether gradients live in its forward for the first time."""
         self._look_at_outputs()
         self._outputs = []
+        were_live = self._gradients_live
         if self._forwards:
-            self._gradients_live = any(
-                parameter.is_leaf and parameter.grad is not None for parameter in model.parameters()
-            )
+            live = (p for p in model.parameters() if p.is_leaf and p.grad is not None)
+            parameter = next(live, None)
+            self._live = None if parameter is None else weakref.ref(parameter)
+            self._gradients_live = parameter is not None
             self._sums |= self._gradients_live and self._forwards_since_step > 0
         self._forwards += 1
         self._forwards_since_step += 1
+        return bool(self._gradients_live) and not were_live
 
     def forward_ended(self, output: Any) -> None:
         """The root has run; its result goes to the caller."""
@@ -78,7 +87,10 @@ class StepWatch:
                 function.register_prehook(_Begins(self, model))
 
     def backward_begins(self, model: torch.nn.Module) -> None:
-        """A backward begins. Until an optimizer has stepped, its effect tells whether it belongs to an inner step."""
+        """A backward begins. Until an optimizer has stepped, the backward's effect on gradients shows whether it
+        belongs to an inner step."""
+        self.has_seen_backward = True
+        self._look_at_gradients()
         if not self._optimizers:
             versions = [parameter._version for parameter in model.parameters()]
             was_written = self._versions is not None and versions != self._versions
@@ -93,6 +105,14 @@ class StepWatch:
         if self._reaches is not None and model is not None:
             self._core.backward_reached(self._reaches or _gradients_of(model) != before)
         self._reaches = None
+
+    def _look_at_gradients(self) -> None:
+        """A backward begins: gradients that lived in its forward are added to, or were cleared between the two."""
+        live, self._live = self._live, None
+        parameter = None if live is None else live()
+        if parameter is not None:
+            self._is_added_to |= parameter.grad is not None
+            self._is_cleared = not self._is_added_to
 
     def _look_at_outputs(self) -> None:
         if self._outputs:
@@ -131,6 +151,7 @@ class StepWatch:
         seen["loop_seen"] = loop_seen
         seen["outputs_held"] = bool(self._outputs_held)
         seen["gradients_live_in_forward"] = bool(self._gradients_live)
+        seen["gradients_cleared"] = self._is_cleared
         optimizers = list(self._optimizers)
         if optimizers:
             seen["gradients_released"] = all(_says(optimizer, "_releases_by_itself") for optimizer in optimizers)
@@ -162,10 +183,14 @@ class _Begins:
             watch.backward_ended(self._model())
 
 
-def _gradients_of(model: torch.nn.Module) -> list[tuple[int, int] | None]:
-    """The gradients' identities and versions. A backward that adds to one of them changes this list."""
+def _gradients_of(model: torch.nn.Module) -> list[tuple[int, object] | None]:
+    """The gradients' identities and versions. A backward that adds to one of them changes this list. Inference tensors
+    have no version: they always count as changed."""
     gradients = [parameter.grad if parameter.is_leaf else None for parameter in model.parameters()]
-    return [None if gradient is None else (gradient._cdata, gradient._version) for gradient in gradients]
+    return [
+        None if gradient is None else (gradient._cdata, object() if gradient.is_inference() else gradient._version)
+        for gradient in gradients
+    ]
 
 
 def _says(optimizer: torch.optim.Optimizer, name: str) -> bool:

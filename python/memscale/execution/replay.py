@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +18,7 @@ import torch
 from .. import _core
 from ..base.arguments import Arguments
 from ..base.aside import replaying
-from ..base.environment import Environment
+from ..base.environment import Environment, leave_inference_mode
 from ..base.walk import first_output
 from ..errors import IntegrationError
 
@@ -133,12 +134,13 @@ class ReplayRecord:
         Raises:
             IntegrationError: the call returns no tensor this time.
         """
-        first: torch.Tensor | None = _core.guarded(self._give)
+        first: torch.Tensor | None = self._watched(self._give)
         if first is None:
             raise _no_tensor(self.name)
         return first.detach()
 
     def _give(self, undo: Any) -> torch.Tensor | None:
+        leave_inference_mode(undo)  # before tensors of arguments are made
         args, kwargs = self.arguments.thaw(self.name, _fetch)
         self._put(undo)
         # Grad mode is on as in forward, because torch may choose other kernels without it. The
@@ -162,9 +164,15 @@ class ReplayRecord:
     def _call(self, region: Any, whole: bool) -> Any:
         """Repeats the call. If `whole`, it runs to its end and its result is returned; otherwise it
         may stop as soon as nothing is missing."""
-        return _core.guarded(self._capture, region, whole)
+        return self._watched(self._capture, region, whole)
+
+    def _watched(self, run: Callable[..., Any], *args: Any) -> Any:
+        """Calls `run(undo, *args)`. If it is one of the layer's first replays, a witness looks for effects that `run`
+        leaves. They are undone, and the layer is not recomputed again."""
+        return _core.guarded(self.state.watched, run, *args) if self.state.is_watched() else _core.guarded(run, *args)
 
     def _capture(self, undo: Any, region: Any, whole: bool) -> Any:
+        leave_inference_mode(undo)
         args, kwargs = self.arguments.thaw(self.name, _fetch)
         result = None
         self._put(undo)

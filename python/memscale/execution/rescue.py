@@ -17,7 +17,7 @@ import torch
 
 from ..base.walk import version_of
 from ..device import KINDS, RandomState, is_out_of_memory
-from ..errors import BudgetInfeasibleError, MemScaleError
+from ..errors import BudgetInfeasibleError, MemScaleError, add_note
 
 __all__ = ["StepRescue"]
 
@@ -88,7 +88,7 @@ class StepRescue:
                 self._clean_up(failure)
                 self._tighten(attempt)
             except BudgetInfeasibleError as error:
-                failure.add_note(f"memscale: no tighter plan was left: {error}")
+                add_note(failure, f"memscale: no tighter plan was left: {error}")
                 raise failure from None
             attempt += 1
             try:
@@ -125,5 +125,5 @@ class StepRescue:
                 if copy is not None:
                     buffer.copy_(copy)  # even at the same version: batch norms write without counting
                 elif version_of(buffer) != version:
-                    failure.add_note("memscale: the step changed a large buffer, so it can't be run again")
+                    add_note(failure, "memscale: the step changed a large buffer, so it can't be run again")
                     raise failure

@@ -20,13 +20,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _get_current_dispatch_mode_stack,
-    _pop_mode,
-    _push_mode,
-)
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..base.composites import Without
 from ..base.environment import Modes, Switches
 from ..base.modes import leave
 from ..base.walk import tensors_of
@@ -165,18 +161,24 @@ class Tape(TorchDispatchMode):
         self._pending: dict[_Value, list[Any]] = {}
         self._is_noting = False
         self._call: _Call | None = None
+        self._composites: Without | None = None
 
     def begin(self) -> None:
         """The call begins, on this thread."""
         self._call = _Call()
         self.__enter__()  # type: ignore[no-untyped-call]
+        self._composites = Without(self)
+        self._composites.start()
         self._is_noting = True
 
     def end(self) -> None:
-        """The call has returned or raised: drops the storages that can be recomputed. Dispatch modes
-        that were entered after this one stay on."""
+        """The call has returned or raised: drops the storages that can be recomputed. Modes that were
+        entered after this one stay on. An interrupted call can be repeated."""
         self._is_noting = False
-        leave(self, _get_current_dispatch_mode_stack, _pop_mode, _push_mode)
+        if self._composites is not None:
+            self._composites.stop()
+            self._composites = None  # it refers to the tape
+        leave(self)
         self._settle()
         self._forget()
 
@@ -299,7 +301,7 @@ class Tape(TorchDispatchMode):
                     _stay(output, self._pending[output])
         layer = self._call
         for value, handles in self._pending.items():
-            if value.held is None:
+            if value.held is None and value.ticket is None:
                 ticket = _Ticket(value, layer, self._remade)
                 value.ticket = weakref.ref(ticket)
                 for handle in handles:

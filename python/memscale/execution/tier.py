@@ -6,6 +6,7 @@ say which tiers there are and how large they may become. C opens and owns them.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ def open_tier(
     settings: dict[str, Any],
     disk_directory: Callable[[], str],
     disk: Mapping[str, Any],
+    hardware: str | None,
 ) -> None:
     """Opens the tier of `settings`, a plan's ``"settings"``; none if all caps are zero.
 
@@ -37,6 +39,7 @@ def open_tier(
         disk_directory: returns the spill directory; called if the disk is used.
         disk: the disk's entry in the hardware description (``write_bytes_per_s``,
             ``read_bytes_per_s``); empty if there is none.
+        hardware: the hardware description, as JSON; None if there is none.
 
     Raises:
         OffloadError: the tier can't be opened.
@@ -44,6 +47,7 @@ def open_tier(
     parameter = next(model.parameters(), None)
     device = None if parameter is None or kind_of(parameter.device).is_host else parameter.device
     transfers = getattr(config, "async_config", None)
+    gpu = _described(hardware, device)
     core.open_tier(
         settings["host_cap_bytes"],
         settings["disk_cap_bytes"],
@@ -55,8 +59,15 @@ def open_tier(
         stream_count=getattr(transfers, "num_streams", None) or 0,
         write_bytes_per_s=disk.get("write_bytes_per_s", 0),
         read_bytes_per_s=disk.get("read_bytes_per_s", 0),
+        pageable_bytes_per_s=(gpu.get("pageable_to_host_bytes_per_s", 0), gpu.get("pageable_from_host_bytes_per_s", 0)),
     )
     if device is not None:
         core.set_overlap(getattr(config, "async_offload", None) is not False)
         if getattr(transfers, "debug", False):
             _log.info("%s %d: %s", kind_of(device).label, device.index, core.tier())
+
+
+def _described(hardware: str | None, device: torch.device | None) -> Mapping[str, Any]:
+    """The entry of this GPU in a hardware description; empty if it has none."""
+    gpus: list[Mapping[str, Any]] = [] if hardware is None else json.loads(hardware)["gpus"]
+    return gpus[device.index] if device is not None and device.index < len(gpus) else {}

@@ -1,7 +1,9 @@
-"""Warns if the forward of a wrapped model is never called.
+"""Tells the user of a wrap that does nothing or less than it could, because the loop calls no forward or no backward of
+the model.
 
-Plans are made and carried out in the root's forward. A model that runs through other methods (an agent's `get_value`,
-`encode` and `decode`) or only in part trains without a plan, and nothing else would tell the user.
+A model that runs through other methods (an agent's `get_value`, `encode` and `decode`) or only in part is planned by
+the calls of its layers (`parts.py`). If these can't be seen either, it trains without a plan, and nothing else would
+tell the user. Nor would anything if the model is only evaluated.
 """
 
 from __future__ import annotations
@@ -17,29 +19,60 @@ if TYPE_CHECKING:
 __all__ = ["Uncalled"]
 
 _NAMES_MOST = 3
+_FORWARDS = 8  # more than the batches with which trainers check a validation before they train
 
 
 class Uncalled:
-    """Warns once, at the first optimizer step, if the root's forward was not called before it."""
+    """Says once, at the first optimizer step, that the root's forward was not called with gradients before it, and
+    warns if no layer was either. Says once, after some forwards, that no backward has followed them."""
 
     def __init__(self, notices: Notices) -> None:
         self._notices = notices
         self._is_settled = False
+        self._forwards = 0
 
-    def root_called(self) -> None:
-        """The root's forward runs, with gradients or without."""
-        self._is_settled = True
+    def root_called(self, has_backward: bool, has_gradients: bool) -> None:
+        """The root's forward begins.
 
-    def optimizer_stepped(self, model: torch.nn.Module | None) -> None:
-        """An optimizer has updated parameters of the model."""
+        Args:
+            has_backward: whether a backward of the model has begun since the wrap.
+            has_gradients: whether gradients are switched on.
+        """
+        self._is_settled |= has_gradients
+        self._forwards += 1
+        if self._forwards != _FORWARDS or has_backward:
+            return
+        cure = "; torch.no_grad() keeps its forwards from saving tensors for a backward" if has_gradients else ""
+        self._notices.say(
+            "no backward",
+            logging.INFO,
+            f"no backward has followed the first {_FORWARDS - 1} forwards: memscale plans training steps, and "
+            f"evaluation runs as without it{cure}",
+        )
+
+    def optimizer_stepped(self, model: torch.nn.Module | None, parts_ran: bool) -> None:
+        """An optimizer has updated parameters of the model.
+
+        Args:
+            model: the root; None if it does not exist any more.
+            parts_ran: whether layers were called with gradients outside of the root's forward.
+        """
         if self._is_settled or model is None:
             return
         self._is_settled = True
         kind = type(model).__name__
+        if parts_ran:
+            self._notices.say(
+                "parts",
+                logging.INFO,
+                f"the loop calls parts of this {kind} and not its forward: its layers are planned from a real step",
+            )
+            return
         self._notices.say(
             "uncalled",
             logging.WARNING,
-            f"the forward of this {kind} was never called before the optimizer stepped: nothing is planned, and the "
+            f"the forward of this {kind} was never called before the optimizer stepped, except inside code that "
+            "torch.compile compiles, where memscale is inactive: nothing is planned, and the "
             f"run may exceed a budget. Wrap the module that the loop calls{_parts_of(model)}, or let forward run the "
             "layers",
         )

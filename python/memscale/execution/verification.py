@@ -2,21 +2,27 @@
 
 The executor calls `verify_plan` if `verify_correctness` is set. Two steps that keep everything come first: if they
 differ, the model does not repeat itself and nothing more is compared. Two steps under the plan follow; the second of
-them starts with everything that the first left in memory and on disk. Each must equal the unoptimized step, and replays
-compare their saved tensors as well. All steps run on copies of the model's buffers and do not touch `.grad`. Random
-states, attributes and hooks are restored at the end. C says how many rows of the batch fit the budget.
+them starts with everything that the first left in memory and on disk. Each must equal the unoptimized step, and
+replays compare their saved tensors as well. Every backward runs under the settings of `wrap()`, because a loop may
+set others for the forward alone, and after draws from the global generators. All steps run on copies of the model's
+buffers and do not touch `.grad`. Random states, attributes and hooks are restored at the end. C says how many rows of
+the batch fit the budget.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from .. import _core
 from ..base.arguments import plain_tensors
+from ..base.environment import Switches
 from ..base.walk import loss_of
+from ..device import advance_generators
 from ..errors import IntegrationError
 from ..model.caches import without_cache
 from ..model.isolation import Snapshot, isolated
@@ -36,7 +42,7 @@ _Gradients = dict[str, torch.Tensor | None]
 
 
 class PlanRunner(Protocol):
-    """Carries out a plan that it is given; see `Executor`."""
+    """Carries out a given plan; see `Executor`."""
 
     def attach(self) -> None: ...
 
@@ -50,6 +56,7 @@ def verify_plan(
     planner: Planner,
     plan: ExecutionPlan,
     make_executor: Callable[[], PlanRunner],
+    outside: Switches,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> None:
@@ -57,6 +64,7 @@ def verify_plan(
 
     Args:
         make_executor: returns an executor of `model` that carries out a given plan.
+        outside: the settings under which each backward runs.
         args, kwargs: the arguments of a training forward. If the unoptimized step does not fit
             the budget, the first half of the rows is tried, then a quarter, and so on.
 
@@ -92,22 +100,25 @@ def verify_plan(
     if exactness == "lossy":
         _log.info("verify_correctness: the plan changes values as documented; nothing is compared")
         return
-    _compare(model, make_executor, text, exactness, inputs, f"{rows} of {total} rows")
+    step = partial(_step, model, inputs, outside)
+    _compare(step, lambda: step(make_executor, text), exactness, f"{rows} of {total} rows")
 
 
 def _compare(
-    model: torch.nn.Module,
-    make_executor: Callable[[], PlanRunner],
-    plan: str,
+    plain_step: Callable[[], _Gradients | None],
+    planned_step: Callable[[], _Gradients | None],
     exactness: str,
-    inputs: tuple[tuple[Any, ...], dict[str, Any]],
     scope: str,
 ) -> None:
-    expected = _step(model, inputs)
+    try:
+        expected = plain_step()
+    except RuntimeError as error:  # reentrant checkpoints refuse torch.autograd.grad()
+        _log.warning("verify_correctness: the unoptimized step can't be made (%s); nothing is compared", error)
+        return
     if expected is None:
         _log.warning("verify_correctness: no output of the forward is differentiable; nothing is compared")
         return
-    differing = _differing(expected, _step(model, inputs) or {}, exactness)
+    differing = _differing(expected, plain_step() or {}, exactness)
     if differing:
         _log.warning(
             "verify_correctness: two unoptimized steps of this model differ from each other (%s), so a plan "
@@ -118,7 +129,7 @@ def _compare(
         return
     for _ in range(_STEPS_COMPARED):
         try:
-            seen = _step(model, inputs, make_executor, plan)
+            seen = planned_step()
         except IntegrationError as error:  # of a replay, which names its layer
             raise IntegrationError(
                 f"verify_correctness: two unoptimized steps agree, but under the plan {error}"
@@ -143,6 +154,7 @@ def _hold_against(expected: _Gradients, seen: _Gradients, exactness: str, scope:
 def _step(
     model: torch.nn.Module,
     inputs: tuple[tuple[Any, ...], dict[str, Any]],
+    outside: Switches,
     make_executor: Callable[[], PlanRunner] | None = None,
     plan: str | None = None,
 ) -> _Gradients | None:
@@ -157,7 +169,7 @@ def _step(
             if executor is not None:
                 executor.attach()
                 executor.apply(plan)
-            return _gradients(model, inputs)
+            return _gradients(model, inputs, outside)
         finally:
             if executor is not None:
                 executor.detach()
@@ -165,7 +177,9 @@ def _step(
     return isolated(model, run)
 
 
-def _gradients(model: torch.nn.Module, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> _Gradients | None:
+def _gradients(
+    model: torch.nn.Module, inputs: tuple[tuple[Any, ...], dict[str, Any]], outside: Switches
+) -> _Gradients | None:
     args, kwargs = _first_rows(inputs, -1, 0)
     output = model(*args, **kwargs)
     loss = loss_of(output)
@@ -177,11 +191,19 @@ def _gradients(model: torch.nn.Module, inputs: tuple[tuple[Any, ...], dict[str, 
         return None
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     # Unlike backward(), grad() runs no hooks on the accumulation of gradients and leaves .grad alone.
-    gradients = torch.autograd.grad(loss, [parameter for _, parameter in named], allow_unused=True)
+    gradients = _core.guarded(_backward, outside, loss, [parameter for _, parameter in named])
     found: _Gradients = {"the loss": loss.detach()}
     for (name, _), gradient in zip(named, gradients, strict=True):
         found[f"the gradient of {name}"] = gradient
     return found
+
+
+def _backward(
+    undo: Any, outside: Switches, loss: torch.Tensor, parameters: list[torch.nn.Parameter]
+) -> tuple[torch.Tensor | None, ...]:
+    outside.put(undo)
+    advance_generators()
+    return torch.autograd.grad(loss, parameters, allow_unused=True)
 
 
 def _copy_buffers(snapshot: Snapshot) -> None:

@@ -83,11 +83,6 @@ def _wrapped(trainer: Any) -> WrappedTrainer | None:
 
 
 def _refuse_arguments(trainer: Any) -> None:
-    arguments = trainer.args
-    if getattr(arguments, "torch_compile", False):
-        raise IntegrationError(
-            "wrap: code compiled by torch_compile=True ignores hooks on saved tensors; train this Trainer uncompiled"
-        )
     if getattr(trainer, "is_deepspeed_enabled", False):
         raise IntegrationError("wrap: this Trainer trains with DeepSpeed, which moves the model's tensors itself")
     plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)

@@ -40,8 +40,8 @@ class MemScaleCallback:
         config: as for `memscale.wrap()`; `Config()` if None.
         module: qualified name of the submodule of the `LightningModule` that its `training_step`
             calls, such as ``"model"``. If it is None, the only child with parameters is wrapped. If
-            there are several, the `LightningModule` is wrapped, and its `training_step` has to call
-            ``self(...)``.
+            there are several, the `LightningModule` is wrapped. If its `training_step` does not call
+            ``self(...)``, its layers are planned from real steps.
         sample_input: arguments of the wrapped module's forward, as for `memscale.wrap()`.
 
     Attributes:

@@ -8,10 +8,10 @@ profiler runs traces inside `isolated()`, and verification runs its steps there.
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import gc
 import logging
-import random
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -21,12 +21,13 @@ import torch
 
 from .. import _core
 from ..base.environment import Switches, enable_hooks, without_modes
-from ..device import RandomState, python_setters
+from ..device import RandomState
 from .parametrized import without_cached_weights
 from .quiet import hush
-from .reach import Reach, generator_state, has_content, read_place, write_place
+from .reach import Reach, generator_state, has_content, note_generator, read_place, write_place
+from .witness import Witness
 
-__all__ = ["Snapshot", "generators_of", "isolated", "note_generator", "note_reach", "set_generator"]
+__all__ = ["Snapshot", "generators_of", "isolated", "note_reach"]
 
 _DEPTH = 4
 """Containers below a module's attributes are followed down to this depth."""
@@ -134,6 +135,7 @@ def _isolated(undo: Any, model: torch.nn.Module, function: Callable[[Snapshot], 
     without_cached_weights(undo)
     snapshot = Snapshot(model, undo)
     note_reach(undo, reach)
+    witness = Witness(undo, list(model.modules()))
     hush(undo, reach)
     for place in reach.caches:
         undo.slot(*place)
@@ -142,7 +144,10 @@ def _isolated(undo: Any, model: torch.nn.Module, function: Callable[[Snapshot], 
     undo.later(torch._C._set_grad_enabled, torch.is_grad_enabled())
     torch.set_anomaly_enabled(False)
     with torch.enable_grad(), torch.inference_mode(False):
-        return function(snapshot)
+        try:
+            return contextvars.copy_context().run(function, snapshot)  # what it sets there, goes with the copy
+        finally:
+            witness.change()
 
 
 def _with_a_new_cache(function: Any) -> Any:
@@ -164,22 +169,3 @@ def note_reach(undo: Any, reach: Reach) -> None:
     for module in reach.modules:
         undo.content(module._buffers)
         undo.content(module.__dict__)
-
-
-def note_generator(undo: Any, generator: Any) -> None:
-    """Makes `undo` restore the random generator's present state."""
-    read, put_back = generator_state(generator) or (None, None)
-    if read is not None:
-        for call, value in _calls(generator, put_back, read()):
-            undo.later(call, value)
-
-
-def set_generator(generator: Any, state: Any) -> None:
-    """Sets the random generator's state."""
-    _, put_back = generator_state(generator) or (None, None)
-    for call, value in _calls(generator, put_back, state):
-        call(value)
-
-
-def _calls(generator: Any, put_back: Any, state: Any) -> list[tuple[Any, Any]]:
-    return python_setters(state, generator) if isinstance(generator, random.Random) else [(put_back, state)]

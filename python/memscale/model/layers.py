@@ -24,6 +24,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ..base.compiler import original_of
+
 if TYPE_CHECKING:
     import torch
 
@@ -109,10 +111,11 @@ class _Finder:
         """Class, own parameter shapes and the children's signatures: equal for equal structure."""
         known = self._signatures.get(id(module))
         if known is None:
+            given, module = module, original_of(module)
             own = tuple(tuple(parameter.shape) for parameter in module._parameters.values() if parameter is not None)
             inner = tuple(self.signature(child) for _, child in module.named_children())
             known = (type(module), own, inner)
-            self._signatures[id(module)] = known
+            self._signatures[id(given)] = known
         return known
 
 
@@ -120,7 +123,10 @@ def _children(name: str, module: torch.nn.Module) -> list[Named]:
     """A module's children, without those that compute its parameters (weight norm and similar)."""
     from torch.nn.utils.parametrize import is_parametrized
 
+    original = original_of(module)
     prefix = f"{name}." if name else ""
+    if original is not module:
+        prefix, module = f"{prefix}_orig_mod.", original
     skipped = module.parametrizations if is_parametrized(module) else None
     return [(prefix + child_name, child) for child_name, child in module.named_children() if child is not skipped]
 
@@ -129,6 +135,7 @@ def _is_container(module: torch.nn.Module) -> bool:
     import torch
 
     containers = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Sequential)
+    module = original_of(module)
     return isinstance(module, containers) and len(module) > 0
 
 
@@ -137,7 +144,7 @@ def _is_callable(module: torch.nn.Module) -> bool:
     import torch
 
     # Not by getattr: a scripted module's class has no such attribute.
-    owner = next(cls for cls in type(module).__mro__ if "forward" in cls.__dict__)
+    owner = next(cls for cls in type(original_of(module)).__mro__ if "forward" in cls.__dict__)
     return owner is not torch.nn.Module
 
 
@@ -149,7 +156,8 @@ def _alike(layers: list[Named]) -> bool:
     """Whether most of them are of one class, as the blocks of a stage are."""
     classes: dict[type, int] = {}
     for _, layer in layers:
-        classes[type(layer)] = classes.get(type(layer), 0) + 1
+        kind = type(original_of(layer))
+        classes[kind] = classes.get(kind, 0) + 1
     return 2 * max(classes.values()) > len(layers)
 
 

@@ -1,4 +1,4 @@
-"""Keeps what a replay or a trace of a layer prints, logs and warns from being heard: its forward has said it.
+"""Silences prints, log records and warnings of a layer's code in replays and traces, because its forward gives them.
 
 `memscale.execution.module_state` uses this module around replays, `memscale.model.isolation` around traces.
 """
@@ -24,7 +24,7 @@ _here = _OnThread()
 
 
 def hush(undo: Any, reach: Reach) -> None:
-    """Silences what the code prints, logs and warns on this thread, until `undo` runs. Other threads are heard."""
+    """Silences the code's prints, logs and warnings on this thread, until `undo` runs."""
     if reach.is_silent:
         return
     undo.slot(_here.__dict__, "is_hushed")
@@ -42,7 +42,8 @@ def hush(undo: Any, reach: Reach) -> None:
 
 
 def _hush_warnings(undo: Any) -> None:
-    """A `catch_warnings()` of the layer's own hears as usual, because it puts other functions in these places."""
+    """Silences warnings. A `catch_warnings()` in the layer's own code still works, because it replaces the functions
+    that are silenced here."""
     scope = vars(warnings)
     for name in ("showwarning", "_showwarnmsg_impl"):
         usual = scope.get(name)

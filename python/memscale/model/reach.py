@@ -28,6 +28,8 @@ from typing import Any
 
 import torch
 
+from ..generators import python_setters
+
 __all__ = [
     "MISSING",
     "Place",
@@ -35,9 +37,15 @@ __all__ = [
     "generator_state",
     "has_content",
     "is_array",
+    "is_closed",
     "is_container",
+    "is_opened",
     "is_state",
+    "names_of",
+    "note_generator",
     "read_place",
+    "set_generator",
+    "stored_by",
     "write_place",
 ]
 
@@ -105,7 +113,7 @@ Place = tuple[Any, str]
 
 
 class Reach:
-    """The places outside of modules in which the code of some modules may find state.
+    """The places outside modules in which the code of some modules may find state.
 
     Args:
         modules: the modules of a layer or of a model.
@@ -174,23 +182,23 @@ class Reach:
                     self._place(attributes, name, _DEPTH)  # module_state only knows the exact classes
                 else:
                     self._visit(value, _DEPTH)
-        if not _is_closed(kind):
+        if not is_closed(kind):
             self._function(getattr(kind, "forward", None), _DEPTH, module)
 
     # -- code -----------------------------------------------------------------------------
 
     def _function(self, function: Any, depth: int, owner: Any = None) -> None:
         code = getattr(function, "__code__", None)
-        if depth == 0 or code is None or id(function) in self._seen or _is_closed(function):
+        if depth == 0 or code is None or id(function) in self._seen or is_closed(function):
             return
         self._seen.add(id(function))
-        names = set(_names_of(code))
+        names = set(names_of(code))
         scope = function.__globals__
         self._look_at_names(names, code, scope, owner)
         for cell in function.__closure__ or ():
             self._place(cell, "cell_contents", depth, names)
         for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
-            self._visit(value, depth - 1)
+            self._member(value, depth)
         for name in list(vars(function)):
             if not name.startswith("__"):
                 self._place(vars(function), name, depth)
@@ -215,10 +223,10 @@ class Reach:
         if names & {"getLogger", "get_logger"}:
             self._logger_names.update(_strings_of(code), [str(scope.get("__name__"))])
         if not self._marks:
-            self._marks = "setattr" in names or any(not _has(owner, name) for name in _stored_by(code))
+            self._marks = "setattr" in names or any(not _has(owner, name) for name in stored_by(code))
 
     def _look_at_function(self, value: Any) -> None:
-        """Sees functions of libraries under names of their own: `from torch import save`."""
+        """Looks at a library's function that was imported by its own name, such as `from torch import save`."""
         library = str(getattr(value, "__module__", None)).partition(".")[0]
         if library in _CHANGES and getattr(value, "__name__", None) in _CHANGES[library]:
             self._hold(f"its code calls {value.__name__}()")
@@ -231,7 +239,7 @@ class Reach:
         """Visits the method, or the state of the class, that code finds under `name` on its object."""
         for base in kind.__mro__:
             if name in base.__dict__:
-                if _is_closed(base):
+                if is_closed(base):
                     return
                 value = base.__dict__[name]
                 if isinstance(value, types.FunctionType):
@@ -248,7 +256,7 @@ class Reach:
 
     def _class(self, kind: type, names: set[str], depth: int) -> None:
         """Visits what code finds under `names` in a class that it names itself."""
-        if depth <= 0 or _is_closed(kind):
+        if depth <= 0 or is_closed(kind):
             return
         run = {"forward", "setup_context"} if issubclass(kind, torch.autograd.Function) else set()
         if not issubclass(kind, torch.nn.Module):
@@ -264,7 +272,7 @@ class Reach:
             self._place(vars(module.environ), "_data", depth)
         if module.__name__ == "logging" and names & _LOGS:
             self._loggers.append(logging.root)
-        if not _is_closed(module):
+        if not is_closed(module):
             for name in names & vars(module).keys():
                 if not isinstance(vars(module)[name], types.ModuleType):
                     self._place(vars(module), name, depth, names)
@@ -305,7 +313,7 @@ class Reach:
             self._method(value, depth)
         elif isinstance(value, partial):
             for inner in (value.func, *value.args, *value.keywords.values()):
-                self._visit(inner, depth - 1)
+                self._member(inner, depth)
         elif isinstance(value, functools._lru_cache_wrapper):
             self._cached(value, depth)
         elif isinstance(value, weakref.ref):
@@ -320,9 +328,9 @@ class Reach:
             self._hold(f"its code reaches a {kind.__name__} of {kind.__module__}")
         elif isinstance(value, Iterator) and not hasattr(value, "fileno"):
             self._hold(f"its code reaches an iterator ({kind.__name__})")
-        elif kind.__module__ == "torch.quasirandom":
+        elif kind.__module__ == "torch.quasirandom" or kind.__name__ == "SeedSequence":
             self._hold(f"its code reaches a {kind.__name__}")
-        elif not _is_closed(kind) or _is_opened(value):
+        elif not is_closed(kind) or is_opened(value):
             self._object(value, depth)
 
     def _logger(self, value: Any) -> None:
@@ -358,7 +366,15 @@ class Reach:
                     self._visit(item, depth - 1)
         else:
             for item in list(value):
-                self._visit(item, depth - 1)
+                self._member(item, depth)
+
+    def _member(self, value: Any, depth: int) -> None:
+        """Visits a value that has no name. A container gets a place in a holder of its own, so that its content is
+        restored."""
+        if has_content(value):
+            self._place({"member": value}, "member", depth)
+        else:
+            self._visit(value, depth - 1)
 
     def _item(self, holder: Any, key: Any, depth: int) -> None:
         if len(self.places) < _PLACES_MOST:
@@ -380,7 +396,7 @@ class Reach:
                 self._function(method, depth - 2, value)
 
     def _attributes(self, attributes: dict[str, Any], depth: int) -> None:
-        """Visits an object's attributes. Scalars are restored with their holder, and so have no place of their own."""
+        """Visits an object's attributes. Scalars need no place of their own: they are restored with their holder."""
         if len(attributes) <= _FEW_ITEMS:
             self.holders.append(attributes)
             for name, value in list(attributes.items()):
@@ -446,7 +462,7 @@ def is_state(value: Any) -> bool:
 def is_container(value: Any) -> bool:
     """Whether `value` is a list, dictionary, set or deque, of Python's class or one of the user's own."""
     kind = type(value)
-    return kind in _CONTAINERS or isinstance(value, (dict, list, deque, set)) and not _is_closed(kind)
+    return kind in _CONTAINERS or isinstance(value, (dict, list, deque, set)) and not is_closed(kind)
 
 
 def is_array(value: Any) -> bool:
@@ -462,7 +478,7 @@ def has_content(value: Any) -> bool:
 
 
 def _is_memory(value: Any) -> bool:
-    """Whether `value` is a small array of numbers of Python's or of C's."""
+    """Whether `value` is a small `bytearray`, `array` or value of `ctypes`."""
     kind = type(value)
     if kind is bytearray:
         return len(value) <= _ARRAY_BYTES
@@ -475,24 +491,26 @@ def _is_memory(value: Any) -> bool:
 
 
 def _is_lasting(value: Any) -> bool:
-    """Whether `value` is a file, a connection or the like, in which a forward leaves what no undo can take back."""
+    """Whether `value` is a file, a connection or the like: effects of a forward on it can't be undone."""
     module = str(type(value).__module__)
     if isinstance(value, io.IOBase):
         return value not in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
     return module.partition(".")[0] in _LASTING or module.startswith("torch.utils.tensorboard")
 
 
-def _is_opened(value: Any) -> bool:
+def is_opened(value: Any) -> bool:
+    """Whether the attributes of a library's object are searched."""
     kind = type(value)
     names = (f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__)
     return isinstance(value, _OPENED) or any(name in _OPENED_NAMES for name in names)
 
 
-def _names_of(code: types.CodeType) -> Iterator[str]:
+def names_of(code: types.CodeType) -> Iterator[str]:
+    """The names of globals and attributes in code, that of functions inside it included."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _names_of(constant)
+            yield from names_of(constant)
 
 
 def _strings_of(code: types.CodeType) -> Iterator[str]:
@@ -510,12 +528,13 @@ def _has(owner: Any, name: str) -> bool:
 
 
 @functools.lru_cache(maxsize=1024)
-def _stored_by(code: types.CodeType) -> tuple[str, ...]:
+def stored_by(code: types.CodeType) -> tuple[str, ...]:
     """The names of the attributes that code writes."""
     return tuple({str(step.argval) for step in dis.get_instructions(code) if step.opname == "STORE_ATTR"})
 
 
-def _is_closed(value: Any) -> bool:
+def is_closed(value: Any) -> bool:
+    """Whether a class, function or module belongs to a library that is not searched."""
     name = getattr(value, "__module__", None) if not isinstance(value, types.ModuleType) else value.__name__
     return not isinstance(name, str) or name.partition(".")[0] in _CLOSED
 
@@ -538,3 +557,22 @@ def generator_state(value: Any) -> tuple[Any, Any] | None:
         bits = value.bit_generator
         return partial(getattr, bits, "state"), partial(setattr, bits, "state")
     return None
+
+
+def note_generator(undo: Any, generator: Any) -> None:
+    """Makes `undo` restore the random generator's present state."""
+    read, put_back = generator_state(generator) or (None, None)
+    if read is not None:
+        for call, value in _calls(generator, put_back, read()):
+            undo.later(call, value)
+
+
+def set_generator(generator: Any, state: Any) -> None:
+    """Sets the random generator's state."""
+    _, put_back = generator_state(generator) or (None, None)
+    for call, value in _calls(generator, put_back, state):
+        call(value)
+
+
+def _calls(generator: Any, put_back: Any, state: Any) -> list[tuple[Any, Any]]:
+    return python_setters(state, generator) if isinstance(generator, random.Random) else [(put_back, state)]

@@ -94,7 +94,7 @@ def _write_beside_bars(text: str) -> None:
 
 
 def _is_other_rank() -> bool:
-    """Whether another process of this run has rank 0, which logs everything that all ranks have in common."""
+    """Whether another process of this run has rank 0. That process logs everything that all ranks have in common."""
     return os.environ.get("RANK", "0") != "0"
 
 
@@ -157,7 +157,7 @@ class JsonLinesHandler(logging.handlers.WatchedFileHandler):
 
 class _JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        when = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
+        when = datetime.datetime.fromtimestamp(record.created, datetime.timezone.utc)
         line: dict[str, Any] = {
             "version": _VERSION,
             "time": when.isoformat(timespec="milliseconds"),

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from .. import _core
 from ..errors import BudgetInfeasibleError
-from . import telemetry
+from . import hosted, telemetry
+from .connection import HostedRun
 from .logs import LogShare, log_detail, open_log
 from .metrics import Exporter, Source
 from .progress import Progress, progress_from_environment
@@ -71,6 +72,8 @@ class RunWatch(Source):
         self._hardware: str | None = None
         self._plan: str | None = None
         self._subject: tuple[str, int] = ("other", 0)
+        self._first_plan: dict[str, Any] | None = None
+        self._hosted: HostedRun | None = None
 
     @_harmless
     def describe(self, model: Any, hardware_json: str) -> None:
@@ -84,7 +87,18 @@ class RunWatch(Source):
     def failed(self, error: BaseException) -> None:
         """Records that the wrap has failed."""
         outcome = "infeasible" if isinstance(error, BudgetInfeasibleError) else "error"
-        self._record("wrap", outcome)
+        self._record("wrap_called", outcome)
+        run = self._hosted_run()
+        if run is not None:
+            run.ended("infeasible" if outcome == "infeasible" else "failed")
+
+    def _hosted_run(self) -> HostedRun | None:
+        """The run on a server; None if runs are not sent. `connect()` may come after `wrap()`, and again."""
+        if self._hosted is None or not self._hosted.is_live:
+            self._hosted = hosted.begin_run(self.labels[0])
+            if self._hosted is not None and self._first_plan is not None:
+                self._hosted.planned(self._first_plan)
+        return self._hosted
 
     def _record(self, event: str, outcome: str, peak_bytes: int | None = None) -> None:
         if telemetry.is_enabled():
@@ -126,7 +140,9 @@ class RunWatch(Source):
         self._plans += 1
         self._plan = plan.to_json()
         if self._plans == 1:
-            self._record("wrap", _outcome(document))
+            self._first_plan = document
+            self._hosted_run()
+            self._record("wrap_called", _outcome(document))
             _log.info("%s", str(plan).rstrip(), extra={"memscale": {"event": "plan", "plan": document}})
         else:
             log_detail(f"plan {self._plans}: {plan!r}", {"event": "replan", "plan": document})
@@ -140,6 +156,9 @@ class RunWatch(Source):
             self._numbers["tier_bytes"] = tier_bytes
             step = dict(self._numbers)
         _core.history_add(self.history, step, self._counters())
+        run = self._hosted_run()
+        if run is not None:
+            run.step(step)
         if self._progress is not None:
             self._progress.step(self.history)
         _log.debug("step %d", seen["step"], extra={"memscale": {"event": "step", "step": step}})
@@ -148,6 +167,8 @@ class RunWatch(Source):
     def _finished(self) -> None:
         if self._plans and self._log_share is not None:
             self._record("finish", "finished", self._numbers.get("peak_bytes"))
+            if self._hosted is not None:
+                self._hosted.ended("finished", self._counters())
 
     def close(self) -> None:
         """Stops serving metrics and closes the log file. The counters can still be read."""

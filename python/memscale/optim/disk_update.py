@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from .. import _core
-from ..errors import ConfigError, IntegrationError, OffloadError
+from ..errors import ConfigError, IntegrationError, OffloadError, add_note
 from . import state as _state
 from .disk import DiskState
 from .memory_update import StateForm, grad_scale, gradient_of, hyperparameters
@@ -121,7 +121,7 @@ class StatePlace:
             elif self.disk is not None:
                 self.disk.remove(p)
         except OffloadError as error:
-            self.interrupted = f"its state was not loaded as a whole: {error}"
+            self.interrupted = f"only a part of its state was loaded: {error}"
             raise
 
     @contextmanager
@@ -133,7 +133,7 @@ class StatePlace:
         self.refuse_interrupted()
         if self.disk.in_round:
             raise IntegrationError(
-                "release_gradients: backward has updated parameters; call step() before the state is read"
+                "release_gradients: backward has updated parameters; call step() before you read the state"
             )
         kept = optimizer.state
         shown = self.disk.export(kept)
@@ -211,16 +211,17 @@ class StatePlace:
             if can_be_finished
             else "Backward did not end, so gradients are missing: load "
         )
-        error.add_note(
+        add_note(
+            error,
             "The step was interrupted: some parameters are updated and others not, each with its own "
-            f"state. {way_out}model and optimizer from a checkpoint."
+            f"state. {way_out}model and optimizer from a checkpoint.",
         )
 
     def refuse_inherited(self) -> None:
         """Raises if the states on disk belong to another process."""
         if self.disk is not None and self.disk and self.disk.is_inherited:
             raise IntegrationError(
-                "AdamW: its state on disk belongs to the process that forked this one, which alone can read it. "
+                "AdamW: its state on disk belongs to the process that forked this one; only that process can read it. "
                 "Make the optimizer in the process that trains, or load a checkpoint here with load_state_dict()"
             )
 

@@ -1,10 +1,10 @@
-"""Gradient release: a parameter is updated inside backward, as soon as its gradient is final,
+"""Gradient release: each parameter is updated inside backward, as soon as its gradient is final,
 and the gradient is freed.
 
 `GradientRelease` watches the gradients of one `AdamW`; the optimizer does the arithmetic. It raises on
 anything that would change the result: a second gradient, clipped gradients, hyperparameters that change
-between backward and step. It keeps gradients until step() if a GradScaler, which may skip the step, needs
-all of them first, or if more gradients follow (accumulation).
+between backward and step. It keeps gradients until step() if a GradScaler needs all of them first (it may
+skip the step), or if more gradients follow (accumulation).
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ class GradientRelease:
         if not self._has_said:
             self._has_said = True
             _log.warning(
-                "release_gradients: a GradScaler looks at all gradients before one is used; they are kept until "
-                "step(), and take their memory until then"
+                "release_gradients: a GradScaler needs all gradients at once; they are kept until step(), and take "
+                "their memory until then"
             )
         self._is_scaled = True
         optimizer._step_supports_amp_scaling = bool(optimizer.defaults["fused"])

@@ -44,11 +44,11 @@ def successor_with_8bit_state(optimizer: torch.optim.Optimizer) -> torch.optim.O
     return AdamW8bit(_copies(optimizer), **_hyperparameters(optimizer), bf16=bf16)
 
 
-def take_over(successor: torch.optim.Optimizer, optimizer: torch.optim.Optimizer) -> None:
+def take_over(successor: torch.optim.Optimizer, optimizer: torch.optim.Optimizer, refuses: bool = True) -> None:
     """Moves groups, state and step hooks from `optimizer` to `successor`.
 
     The groups stay the same objects, so a scheduler that holds the old optimizer sets the rates of
-    the new one. The old optimizer is left without state, and refuses to step.
+    the new one. The old optimizer is left without state, and refuses to step if `refuses`.
     """
     if successor is optimizer:
         return
@@ -63,6 +63,9 @@ def take_over(successor: torch.optim.Optimizer, optimizer: torch.optim.Optimizer
     for name in _STEP_HOOKS:  # the same objects: handles that remove hooks still work
         if hasattr(optimizer, name):
             setattr(successor, name, getattr(optimizer, name))
+
+    if not refuses:
+        return
 
     def stepping(which: torch.optim.Optimizer, *_: Any) -> None:
         if which is optimizer:

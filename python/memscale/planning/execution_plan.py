@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, NotRequired, TypedDict
+from typing import Any, TypedDict
 
 from .. import _core
 
@@ -29,9 +29,7 @@ class _Pressure(TypedDict):
     budget_given: bool
 
 
-class _Document(TypedDict):
-    """The part of docs/formats/plan.schema.json that this file reads."""
-
+class _Always(TypedDict):
     model: str
     predicted: _Predicted
     unoptimized: _Predicted
@@ -43,8 +41,13 @@ class _Document(TypedDict):
     decision_source: str
     entries: list[dict[str, Any]]
     step_options: list[dict[str, Any]]
-    reserve_bytes: NotRequired[int]
-    explanation: NotRequired[Mapping[str, Any]]
+
+
+class _Document(_Always, total=False):
+    """The part of docs/formats/plan.schema.json that this file reads."""
+
+    reserve_bytes: int
+    explanation: Mapping[str, Any]
 
 
 class ExecutionPlan:

@@ -15,6 +15,7 @@ from ..errors import BudgetInfeasibleError, MemScaleError
 if TYPE_CHECKING:
     import torch
 
+    from ..policy.decision import StrategyDecision
     from .execution_plan import ExecutionPlan
 
 __all__ = ["NullPlanner", "Planner"]
@@ -23,9 +24,12 @@ __all__ = ["NullPlanner", "Planner"]
 class Planner(Protocol):
     """Gives plans. The executor calls it on the thread that runs the model's forward."""
 
+    follows_parts: bool
+    """Whether plans are for steps in which the loop calls the layers by itself. The executor sets it."""
+
     @property
-    def decision(self) -> dict[str, Any] | None:
-        """The source of mode and techniques; None if no policy ran."""
+    def decision(self) -> StrategyDecision | None:
+        """Mode and eligible techniques, and their source; None if nothing plans."""
 
     @property
     def documents(self) -> tuple[str | None, str | None]:
@@ -81,6 +85,9 @@ class Planner(Protocol):
     def layers_held(self, names: list[str]) -> ExecutionPlan | None:
         """Receives all layers that turned out not to be recomputable. Returns a plan to follow from now on, if any."""
 
+    def layers_changed(self) -> None:
+        """Learns that layers were compiled or replaced: the step is traced again."""
+
     def tighten(self, attempt: int) -> ExecutionPlan:
         """The plan for the next run of a step in which an allocation failed for the `attempt`-th time (from 0).
 
@@ -101,10 +108,11 @@ class Planner(Protocol):
 class NullPlanner:
     """Makes no plans. The plan that the executor was given stays in force."""
 
-    decision: dict[str, Any] | None = None
+    decision: StrategyDecision | None = None
     documents: tuple[str | None, str | None] = (None, None)
     disk: Mapping[str, Any] = {}
     wants_live_trace = False
+    follows_parts = False
 
     def __init__(self) -> None:
         self._given: ExecutionPlan | None = None
@@ -134,6 +142,9 @@ class NullPlanner:
         return None
 
     def layers_held(self, names: list[str]) -> ExecutionPlan | None:
+        return None
+
+    def layers_changed(self) -> None:
         return None
 
     def tighten(self, attempt: int) -> ExecutionPlan:

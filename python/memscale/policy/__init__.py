@@ -4,10 +4,12 @@ C owns the rules, the trees of a trained policy and their input (`memscale/polic
 is their Python interface. It also finds the file of a trained policy.
 """
 
+from ..errors import PolicyFallbackNeeded
 from .artifact import TrainedPolicy, load_policy, seal_policy
 from .decision import StrategyContext, StrategyDecision, plan_by_policy
 
 __all__ = [
+    "PolicyFallbackNeeded",
     "StrategyContext",
     "StrategyDecision",
     "TrainedPolicy",

@@ -6,6 +6,7 @@ checksum. C reads it strictly and refuses the whole document on any error.
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ __all__ = ["TrainedPolicy", "find_policy", "load_policy", "rules_are_asked_for",
 
 # "rule" selects the rule policy; any other value is the path of an artifact.
 _VARIABLE = "MEMSCALE_POLICY"
-_PACKAGED = Path(__file__).parent / "policy.json"
+_MOST_BYTES = 4 << 20  # C refuses a longer text; a longer file is not read
 
 
 class TrainedPolicy:
@@ -43,7 +44,8 @@ def load_policy(path: str | os.PathLike[str]) -> TrainedPolicy:
         PolicyFallbackNeeded: the file is missing, incomplete or of an unknown format.
     """
     try:
-        return TrainedPolicy(Path(path).read_text(encoding="utf-8"))
+        with Path(path).open(encoding="utf-8") as file:
+            return TrainedPolicy(file.read(_MOST_BYTES + 1))
     except (OSError, ValueError, MemScaleError) as error:
         raise PolicyFallbackNeeded(f"{os.fspath(path)}: {error}") from error
 
@@ -65,13 +67,16 @@ def rules_are_asked_for() -> bool:
     return os.environ.get(_VARIABLE) == "rule"
 
 
+@functools.cache
+def _shipped_policy() -> TrainedPolicy:
+    return TrainedPolicy(_core.policy_shipped())
+
+
 def find_policy() -> TrainedPolicy:
-    """The artifact that ``MEMSCALE_POLICY`` names, else the one beside this package.
+    """The artifact that ``MEMSCALE_POLICY`` names, else the built-in one.
 
     Raises:
-        PolicyFallbackNeeded: no artifact can be used.
+        PolicyFallbackNeeded: the named artifact can't be used.
     """
     named = os.environ.get(_VARIABLE)
-    if not named and not _PACKAGED.exists():
-        raise PolicyFallbackNeeded(f"no trained policy is installed and {_VARIABLE} names none")
-    return load_policy(named or _PACKAGED)
+    return load_policy(named) if named else _shipped_policy()

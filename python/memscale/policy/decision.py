@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from .artifact import TrainedPolicy, find_policy, rules_are_asked_for
 if TYPE_CHECKING:
     from ..config import Config, OptimizationMode
 
-__all__ = ["StrategyContext", "StrategyDecision", "plan_by_policy"]
+__all__ = ["StrategyContext", "StrategyDecision", "decision_as_configured", "plan_by_policy"]
 
 _log = logging.getLogger("memscale")
 _told: set[str] = set()
@@ -42,6 +42,14 @@ class StrategyContext:
         matmul_flops_per_s: speed of the training device.
         disk_room_bytes, disk_write_bytes_per_s, disk_read_bytes_per_s: room and speed of the disk tier.
         host_room_bytes, to_host_bytes_per_s: room and speed of the host tier.
+        loop_observed: 1 if steps of the training loop were seen.
+        event_count: events of a replayed step, which say what a replay costs.
+        fixed_permille: 1000 x bytes that are there at any time / allowed.
+        selective_peak_permille, selective_step_permille: 1000 x peak / allowed, and 1000 x step time / the
+            unmodified one, if operators recompute the largest set of saved tensors of each layer.
+        recompute_peak_permille, recompute_step_permille: the same if each layer is recomputed.
+        offload_peak_permille, offload_step_permille: the same if each layer's saved tensors move.
+        moved_peak_permille, moved_step_permille: the same if each layer is recomputed and its arguments move.
     """
 
     need_bytes: int
@@ -60,25 +68,40 @@ class StrategyContext:
     disk_read_bytes_per_s: int
     host_room_bytes: int
     to_host_bytes_per_s: int
+    loop_observed: int
+    event_count: int
+    fixed_permille: int
+    selective_peak_permille: int
+    selective_step_permille: int
+    recompute_peak_permille: int
+    recompute_step_permille: int
+    offload_peak_permille: int
+    offload_step_permille: int
+    moved_peak_permille: int
+    moved_step_permille: int
 
 
-@dataclass(frozen=True)
-class StrategyDecision:
-    """The decision of the policy.
+@dataclass(frozen=True, eq=False)
+class StrategyDecision(Mapping[str, Any]):
+    """The decision of stage 1: the policy's, or the caller's configuration if no policy decided.
+
+    It also reads as a mapping of plain values: ``decision["mode"]``, ``dict(decision)``.
 
     Attributes:
         decision_source: "user_config" (no policy decided), "ml", "rule_fallback" or "rule".
         mode: the mode for planning.
         enable_checkpointing, enable_offloading: whether the technique is eligible. A technique that
             the caller switched off stays off.
+        search_permille: the share of the planner's search that is used; 1000 is all of it.
         reason: one line.
-        context: the input of the decision.
+        context: the input of the decision; all zeros before the step is known.
     """
 
     decision_source: str
     mode: OptimizationMode
     enable_checkpointing: bool
     enable_offloading: bool
+    search_permille: int
     reason: str
     context: StrategyContext
 
@@ -95,6 +118,27 @@ class StrategyDecision:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for logs."""
         return dataclasses.asdict(self) | {"mode": self.mode.value}
+
+    @property
+    def techniques(self) -> tuple[str, ...]:
+        """Names of the eligible techniques, "recompute" and "offload", or of none."""
+        names = (("recompute", self.enable_checkpointing), ("offload", self.enable_offloading))
+        return tuple(name for name, may in names if may)
+
+    def __getitem__(self, key: str) -> Any:
+        return self.to_dict()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.to_dict())
+
+    def __len__(self) -> int:
+        return len(self.to_dict())
+
+    def __eq__(self, other: object) -> bool:
+        return dict(self) == dict(other) if isinstance(other, Mapping) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash((self.decision_source, self.mode, self.techniques, self.reason, self.context))
 
     def effective_config(self, config: Config) -> Config:
         """A copy of `config` under this decision; `config` itself is not changed."""
@@ -113,7 +157,7 @@ def plan_by_policy(
 
     Args:
         policy: a trained policy. If it is None, the one that ``MEMSCALE_POLICY`` names or that is
-            installed decides, else the rules.
+            built in decides; the rules if that one can't be used.
 
     Returns:
         The plan as JSON, the decision, and the configuration of the plan as JSON.
@@ -126,22 +170,32 @@ def plan_by_policy(
     if policy is not None and not isinstance(policy, TrainedPolicy):
         raise TypeError(f"policy must be a TrainedPolicy or None, not {type(policy).__qualname__}")
     rules_only = policy is None and rules_are_asked_for()
+    missing: PolicyFallbackNeeded | None = None
     if policy is None and not rules_only:
-        policy = _installed()
+        try:
+            policy = find_policy()
+        except PolicyFallbackNeeded as needed:
+            missing = needed
     handle = None if policy is None else policy.handle
-    plan, decision, effective = _core.plan_by_policy(graph_json, hardware_json, config_json, handle, rules_only)
-    return plan, StrategyDecision.from_json(decision), effective
+    plan, text, effective = _core.plan_by_policy(graph_json, hardware_json, config_json, handle, rules_only)
+    decision = StrategyDecision.from_json(text)
+    # Without pressure nobody decides, so a missing policy is not missed.
+    if missing is not None and decision.decision_source == "rule_fallback" and str(missing) not in _told:
+        _told.add(str(missing))
+        _log.warning("auto_policy: %s; the rules decide", missing)
+    return plan, decision, effective
 
 
-def _installed() -> TrainedPolicy | None:
-    try:
-        return find_policy()
-    except PolicyFallbackNeeded as needed:
-        text = str(needed)
-        if text not in _told:
-            _told.add(text)
-            _log.warning("auto_policy: %s; the rules decide", needed)
-        return None
+def decision_as_configured(
+    config_json: str, graph_json: str | None = None, hardware_json: str | None = None
+) -> StrategyDecision:
+    """The decision if stage 1 does not run: the configuration as it is. Its context is known if graph and hardware
+    are.
+
+    Raises:
+        MemScaleError: a document is malformed.
+    """
+    return StrategyDecision.from_json(_core.policy_as_configured(config_json, graph_json, hardware_json))
 
 
 def log_decision(decision: StrategyDecision) -> None:
@@ -151,12 +205,7 @@ def log_decision(decision: StrategyDecision) -> None:
         "policy (%s): mode %s, %s; %s",
         decision.decision_source,
         decision.mode.value,
-        _eligible(decision),
+        " and ".join(decision.techniques) or "nothing",
         decision.reason,
         extra={"memscale": fields},
     )
-
-
-def _eligible(decision: StrategyDecision) -> str:
-    names = [("recompute", decision.enable_checkpointing), ("offload", decision.enable_offloading)]
-    return " and ".join(name for name, may in names if may) or "nothing"

@@ -39,6 +39,11 @@ class HostMemory:
             self._end.atexit = False
             _log.debug("memory of CPU tensors: %s", means)
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether every large tensor of the process is counted to the byte."""
+        return self._end is not None and _core.hostmem_stats()["means"] == "slots"
+
     def follow(self, plan: ExecutionPlan, smaller_inputs: bool = False) -> None:
         """Limits the sum of live and cached tensor memory under `plan`. `smaller_inputs`: the next inputs are smaller
         than the plan's."""

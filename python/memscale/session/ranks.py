@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
+from ..device import kind_of, training_device
 from ..errors import BudgetInfeasibleError, IntegrationError, ProfileError
 from ..model.shards import has_shards
 from ..planning.execution_plan import ExecutionPlan
@@ -82,6 +83,7 @@ class RankedSession(Session):
         self._is_sharded = False
         self._is_measured = False  # at the first forward
         self._bucket_bytes = 0  # of the DDP around the model
+        self._moves = 0  # of the model, from device to device
         self._forwards = 0
         self._wanted: ExecutionPlan | None = None
         self._in_force: ExecutionPlan | None = None
@@ -99,9 +101,21 @@ class RankedSession(Session):
         """At the first training forward, on every rank: trainers load libraries after the wrap, and DDP, made after it,
         holds a second copy of the gradients in its buckets."""
         self._bucket_bytes = _core.storage_bytes(_bucketed(model))
-        self._own_hardware = _core.hardware_grow_process(self._own_hardware, self._bucket_bytes)
+        allocated_bytes = kind_of(self._device).allocated_bytes(self._device)
+        self._own_hardware = _core.hardware_grow_process(self._own_hardware, self._bucket_bytes, allocated_bytes)
         self._agree_on_documents("first_forward")
         self._plans.clear()
+
+    def _follow(self, device: torch.device) -> None:
+        """As in `Session`. The ranks exchange their documents again, so every rank has to move its model before the
+        same forward."""
+        if device == self._device:
+            return
+        super()._follow(device)
+        self._own_hardware = self.hardware_json
+        self._in_force = self._wanted = None
+        self._moves += 1
+        self._agree_on_documents(f"moved/{self._moves}")
 
     @property
     def disk(self) -> Mapping[str, Any]:
@@ -119,6 +133,7 @@ class RankedSession(Session):
         wait_until_alone: Any = lambda: True,
     ) -> Any:
         """On rank 0 a plan as in `Session`, elsewhere the plan in force. `agree()` puts it in force."""
+        self._follow(training_device(model))
         if not (self._is_measured or self._has_sample):
             self._is_measured = True
             self._measure_again(model)
@@ -187,7 +202,7 @@ class RankedSession(Session):
     def _trace(
         self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], wait_until_alone: Any
     ) -> str | None:
-        if not self._is_sharded:
+        if self.follows_parts or not self._is_sharded:
             return super()._trace(model, args, kwargs, wait_until_alone)
         # The optimizer's groups hold shards, which do not match whole parameters, so its state is estimated.
         try:

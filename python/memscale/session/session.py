@@ -14,13 +14,17 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
+from ..base.aside import is_tracing
 from ..device import kind_of, training_device
 from ..errors import BudgetInfeasibleError, MemScaleError, ProfileError
+from ..model.shards import has_shards
+from ..model.streamed import StreamedLayers
 from ..observability.logs import drain_core_log, log_detail
 from ..planning.execution_plan import ExecutionPlan
-from ..policy.decision import log_decision, plan_by_policy
+from ..policy.decision import StrategyDecision, decision_as_configured, log_decision, plan_by_policy
 from ..tracing.misfit import Misfit, misfit_of
 from ..tracing.profiler import MemoryProfiler, load_tracer
+from .device_rates import with_rates
 from .host_memory import HostMemory
 
 if TYPE_CHECKING:
@@ -31,7 +35,9 @@ if TYPE_CHECKING:
 
     from ..config import Config
     from ..observability.watch import RunWatch
+    from ..optim.in_place import EightBitInPlace
     from ..techniques.loss_scaling import LossScaling
+    from ..tracing.compiled_calls import CompiledCalls, MeasuredCalls
 
 _log = logging.getLogger("memscale")
 
@@ -75,7 +81,7 @@ class Session:
         self.config = config
         self.config_json = config.to_json()
         self._planned_for = self.config_json  # the config after the policy stage
-        self.decision: dict[str, Any] | None = None
+        self._decision: StrategyDecision | None = None  # stage 1's, if it ran
         self._optimizer = optimizer
         self._profiler = MemoryProfiler(config)
         self._has_sample = False
@@ -91,24 +97,36 @@ class Session:
         self._profiled_steps = 0
         self._refused_steps = 0
         self._is_untraceable = False
+        self.follows_parts = False
         self._may_trace_ahead = config.use_static_profiling
         self._takes_no_hooks = False
         self._replan_refused: str | None = None  # the step that keeps its old plan, because no new one fits
+        self._refusal = ""  # the reason, until the user has heard it
         self._idle_numbers = ""  # signatures with '#' for those numbers among the arguments that don't matter
+        self._compiled: MeasuredCalls | None = None  # from the first compiled layer on
         self._held: list[str] = []  # layers that can't be recomputed
         self._traced: dict[str, tuple[str, str]] = {}  # by signature without numbers: last signature, its graph
         self._precision: str | None = None  # autocast's dtype in forwards; "": no autocast; None: not decided
         self._loss_scaling: LossScaling | None = None  # set while the precision is FP16 or not decided
         if applies and config.use_mixed_precision:
             self._scale_losses(model)
+        self._eight_bit: EightBitInPlace | None = None
+        if applies and config.use_8bit_optimizer:
+            from ..optim.in_place import EightBitInPlace
+
+            self._eight_bit = EightBitInPlace(model, is_tracing)
         self.run_watch: RunWatch | None = None
         self.host_memory = HostMemory()
-        self._machine = probe_machine(config)
         self._applies = applies
         self._device = training_device(model)
+        self._machine = probe_machine(config, self._device)
         if applies and kind_of(self._device).is_host:
             self.host_memory.install()
         load_tracer()
+        self._streamed = StreamedLayers.of(model) if kind_of(self._device).is_host else None
+        self._told_window = ""
+        if self._streamed is not None:
+            _core.streamed_drop()  # the window is planned beside the baseline
         self.hardware_json = _with_process(self._machine, self._device)
 
     # -- planning ---------------------------------------------------------------------
@@ -136,7 +154,7 @@ class Session:
             ProfileError: the step can't be traced and the empirical fallback is off.
         """
         self._follow(training_device(model))
-        is_traced = self.config.use_static_profiling and not self._is_untraceable
+        is_traced = self.config.use_static_profiling and not (self._is_untraceable or self.follows_parts)
         signature = _core.signature_without_numbers(signature, self._idle_numbers if is_traced else None)
         self._current = self._known(signature)
         self._serves_smaller = self._current not in (None, signature)
@@ -166,7 +184,8 @@ class Session:
         are to be traced themselves; that holds from then on if larger ones can't be traced or no plan fits them."""
         from ..base.signature import resized_arguments
 
-        ahead = _core.signature_ahead(list(self._graphs), signature) if self._may_trace_ahead else None
+        may_trace = self._may_trace_ahead and not self.follows_parts
+        ahead = _core.signature_ahead(list(self._graphs), signature) if may_trace else None
         larger = None if ahead is None else resized_arguments(args, kwargs, ahead)
         if ahead is None or larger is None or not wait_until_alone():
             return False
@@ -197,10 +216,9 @@ class Session:
             self.host_memory.uninstall()
         elif self._applies:
             self.host_memory.install()
+        self._machine = probe_machine(self.config, device)
         self.hardware_json = _with_process(self._machine, device)
-        self._graphs.clear()
-        self._plans.clear()
-        self._traced.clear()
+        self._forget_traces()
 
     def _compare_with_last(self, signature: str, graph: str) -> None:
         """Learns which numbers among the arguments don't matter (an annealed weight, the step's number).
@@ -322,14 +340,35 @@ class Session:
 
     def _make_plan(self, graph: str) -> str:
         """The plan as JSON. With `auto_policy` the policy stage runs first."""
+        self._choose_window(graph)
         if not self.config.auto_policy:
             return _core.plan_make(graph, self.hardware_json, self.config_json)
         plan, decision, self._planned_for = plan_by_policy(graph, self.hardware_json, self.config_json)
-        told = decision.to_dict()
-        if told != self.decision:
-            self.decision = told
+        if self._decision is None or _chosen(decision) != _chosen(self._decision):
             log_decision(decision)
+        self._decision = decision
         return plan
+
+    def _choose_window(self, graph: str) -> None:
+        """Has C choose how many bytes of streamed parameters stay in memory, if any stream."""
+        if self._streamed is None:
+            return
+        line, self.hardware_json, window_bytes = _core.plan_window(
+            graph, self.hardware_json, self.config_json, self._streamed.sums
+        )
+        if self._applies:
+            _core.streamed_set_window(window_bytes)
+        if line != self._told_window:
+            self._told_window = line
+            _log.info("%s", line)
+
+    @property
+    def decision(self) -> StrategyDecision:
+        """The decision of stage 1, or the configuration as it is if stage 1 does not run or has not run yet."""
+        if self._decision is not None:
+            return self._decision
+        graph, hardware = self.documents
+        return decision_as_configured(self.config_json, graph, hardware)
 
     @property
     def disk(self) -> Mapping[str, Any]:
@@ -410,6 +449,8 @@ class Session:
                     "there is no way left to profile the model"
                 )
             return None
+        if self.follows_parts:
+            return None
         if self._is_untraceable:
             return None  # a forward that reads values does so at every shape; the log has said so already
         is_alone = False
@@ -417,9 +458,12 @@ class Session:
             is_alone = wait_until_alone()
             if not is_alone:
                 raise ProfileError("the model can't be traced: other threads keep running its forward")
-            graph = self._profiler.trace(model, args, kwargs, optimizer=self._optimizer)
+            from ..tracing.compiled_calls import CompiledCalls
+
+            calls = CompiledCalls()
+            graph = self._profiler.trace(model, args, kwargs, optimizer=self._optimizer, calls=calls)
             self.host_memory.trace_ended()
-            return graph
+            return self._measured(model, graph, calls)
         except ProfileError as error:
             misfit = misfit_of(error, model, args, kwargs) if self._has_sample else None
             if misfit is not None:
@@ -434,6 +478,22 @@ class Session:
                 raise
             _log.warning("%s; %d real steps are profiled instead", error, self.config.warmup_steps)
             return None
+
+    def _measured(self, model: torch.nn.Module, graph: str, calls: CompiledCalls) -> str:
+        """The graph with what compiled layers really do. What their compiler leaves resident joins the baseline."""
+        is_counted = self.host_memory.is_exact or not kind_of(self._device).is_host
+        if not (calls.has_compiled and is_counted) or self._streamed is not None or has_shards(model):
+            return graph
+        from ..tracing.compiled_calls import MeasuredCalls
+
+        self._compiled = self._compiled or MeasuredCalls()
+        before_bytes = _core.memory_beside_tensors()
+        try:
+            graph = self._compiled.put_into(graph, calls, self._device, model.training)
+        except ProfileError as error:
+            _log.debug("%s", error)
+        self.hardware_json = _core.hardware_grow_by(self.hardware_json, before_bytes, _core.memory_beside_tensors())
+        return graph
 
     def refuses_hooks(self, error: BaseException | None) -> bool:
         """Whether a forward failed because it allows no saved-tensor hooks around it. If so, the model
@@ -526,7 +586,7 @@ class Session:
         was_beyond, self._was_beyond = self._was_beyond, signature in self._beyond
         if signature is None or signature not in self._plans or was_beyond or self._was_beyond:
             return None
-        drift, line, graph, hardware = _core.plan_observe(
+        drift, line, graph, hardware, is_over = _core.plan_observe(
             self._graphs[signature],
             self.hardware_json,
             self._planned_for,
@@ -542,11 +602,14 @@ class Session:
             _log.info("%s", line)
         else:
             log_detail(line)
-        if drift == "none":
-            return None
-        self._graphs[signature] = graph
-        self.hardware_json = hardware
-        return self._plan_again(signature)
+        self.hardware_json = hardware  # also without drift: it learns the machine's pace, which changes no plan
+        plan = None
+        if drift != "none":
+            self._graphs[signature] = graph
+            plan = self._plan_again(signature)
+        if is_over:
+            self._tell_refusal()
+        return plan
 
     def layers_held(self, names: list[str]) -> ExecutionPlan | None:
         """From now on plans don't recompute the layers `names`, all that turned out not to be recomputable.
@@ -557,20 +620,40 @@ class Session:
         if signature is None or signature not in self._plans:
             self._plans.clear()
             return None
-        return self._plan_again(signature)
+        plan = self._plan_again(signature)
+        self._tell_refusal()
+        return plan
+
+    def layers_changed(self) -> None:
+        """Layers were compiled or replaced: traces of the model as it was are void."""
+        self._forget_traces()
+
+    def _forget_traces(self) -> None:
+        self._compiled = None
+        self._graphs.clear()
+        self._plans.clear()
+        self._traced.clear()
 
     def _plan_again(self, signature: str) -> ExecutionPlan | None:
         old = self._plans.pop(signature)
         # Plans for other shapes came from the old documents; they are made again on request.
         self._plans.clear()
-        self._replan_refused = None
+        self._replan_refused, self._refusal = None, ""
         try:
             return self._plan(signature)
         except BudgetInfeasibleError as error:
             self._plans[signature] = old
             self._replan_refused = signature
-            _log.warning("%s; the run goes on with the plan it has", error)
+            self._refusal = f"{error}; the run goes on with the plan it has"
+            log_detail(self._refusal)
             return None
+
+    def _tell_refusal(self) -> None:
+        """Warns that no other plan fits, unless that was said. While steps keep the budget, it is no matter for the
+        user."""
+        if self._refusal:
+            _log.warning("%s", self._refusal)
+            self._refusal = ""
 
     def plan_applied(self, plan: ExecutionPlan | None) -> None:
         """Passes the plan's step options to the optimizer, if it is memscale's own."""
@@ -585,14 +668,23 @@ class Session:
         """Releases the share in the allocator and discards graphs and plans."""
         self.plan_applied(None)
         self._leave_losses()
+        if self._eight_bit is not None:
+            self._eight_bit.close()
         self.host_memory.uninstall()
         self._graphs.clear()
         self._plans.clear()
         drain_core_log()
 
 
-def probe_machine(config: Config) -> str:
+def _chosen(decision: StrategyDecision) -> tuple[Any, ...]:
+    """What a decision chose, without the numbers behind it."""
+    return decision.decision_source, decision.mode, decision.techniques
+
+
+def probe_machine(config: Config, device: torch.device | None = None) -> str:
     """The description of this machine as JSON, without that of the process.
+
+    If `device` is the host, no driver is asked for GPUs: a process that has asked one can't pass it on to children.
 
     Raises:
         ConfigError: the configuration names a directory for offloading that can't be used.
@@ -602,14 +694,24 @@ def probe_machine(config: Config) -> str:
     directory = None if named is None else str(named)
     if directory is not None:
         _core.disk_probe(directory)  # raises ConfigError, because the user named the directory
+    no_gpus = device is not None and kind_of(device).is_host
     try:
-        return _core.hardware_probe(directory)
+        return _core.hardware_probe(directory, no_gpus=no_gpus)
     except MemScaleError as error:
         _log.warning("%s; measured rates are replaced by defaults", error)
-        return _core.hardware_probe(directory, no_measure=True)
+        return _core.hardware_probe(directory, no_measure=True, no_gpus=no_gpus)
 
 
 def _with_process(hardware: str, device: torch.device) -> str:
+    described = _with_memory(hardware, device)
+    if kind_of(device).is_host or kind_of(device).is_capturing():
+        return described
+    described, measured_now = with_rates(described, device)
+    # Measuring leaves workspaces of operators behind, which belong to the baseline.
+    return _with_memory(described, device) if measured_now else described
+
+
+def _with_memory(hardware: str, device: torch.device) -> str:
     kind = kind_of(device)
     sight = kind.sight(device)
     return _core.hardware_set_process(

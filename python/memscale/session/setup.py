@@ -16,10 +16,13 @@ import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from .. import _core
+from ..base.compiler import original_of
 from ..base.warnings import warn_nothing_to_undo, warn_replaced
 from ..config import AsyncOffloadConfig, Config
 from ..device import kind_of, training_device
 from ..errors import BudgetInfeasibleError, ConfigError, IntegrationError
+from ..observability.logs import drain_core_log
 from ..observability.watch import RunWatch
 from .ranks import session_for
 
@@ -36,12 +39,6 @@ _FALSE = {"0", "false", "no", "off", ""}
 
 # The live executors whose wrap was given a budget.
 _with_budgets: weakref.WeakSet[Executor] = weakref.WeakSet()
-
-# Fields of `Config` that wrapping ignores, each with advice for the user.
-_WITHOUT_EFFECT = {
-    "use_8bit_optimizer": "it acts on an optimizer, which wrapping does not replace; call model, optimizer = "
-    "memscale.apply_all_optimizations(model, optimizer, config), or give your loop memscale.optim.AdamW8bit(...)",
-}
 
 
 def effective_config(config: Config, async_offload: bool | None, async_config: AsyncOffloadConfig | None) -> Config:
@@ -93,7 +90,7 @@ def sample_arguments(model: torch.nn.Module, sample_input: Any) -> tuple[tuple[A
     else:
         raise TypeError(
             "sample_input must be a tensor, a tuple of positional arguments or a dict of keyword arguments, not "
-            f"{type(sample_input).__qualname__}; give a single argument of another type as a tuple, (argument,)"
+            f"{type(sample_input).__qualname__}; {_what_to_give_instead(sample_input)}"
         )
     signature = inspect.signature(model.forward)
     try:
@@ -104,6 +101,14 @@ def sample_arguments(model: torch.nn.Module, sample_input: Any) -> tuple[tuple[A
             "tuple of positional arguments or a dict of keyword arguments"
         ) from None
     return args, kwargs
+
+
+def _what_to_give_instead(sample_input: Any) -> str:
+    if sample_input is None:
+        return "give what the training loop passes to the model"
+    if isinstance(sample_input, (str, bytes)):
+        return "a model reads tensors: give the batch that the text or the file becomes"
+    return "give a single argument of another type as a tuple, (argument,)"
 
 
 def _samples(model: torch.nn.Module, sample_input: Any) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
@@ -121,9 +126,16 @@ def _samples(model: torch.nn.Module, sample_input: Any) -> list[tuple[tuple[Any,
     return [sample_arguments(model, sample) for sample in sample_input]
 
 
+def inside_compiled(module: torch.nn.Module) -> torch.nn.Module:
+    """The caller's module, if `module` is what `torch.compile()` returned for it; otherwise `module` itself."""
+    original: torch.nn.Module = original_of(module)
+    return original
+
+
 def executor_of(model: torch.nn.Module) -> Executor | None:
     """The executor that `wrap()` left on a module, if any."""
-    return model.__dict__.get("_memscale_executor")
+    executor: Executor | None = original_of(model).__dict__.get("_memscale_executor")
+    return executor
 
 
 def wrap_module(
@@ -132,12 +144,12 @@ def wrap_module(
     sample_input: Any = None,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> Executor:
-    """Wraps one module and returns its executor, attached.
+    """Wraps one module, or the module inside what `torch.compile()` returned, and returns its executor, attached.
 
     Raises:
         as `memscale.wrap()`; the model is then left unwrapped.
     """
-    watch = RunWatch(type(model).__name__, config)
+    watch = RunWatch(type(original_of(model)).__name__, config)
     try:
         return _wrap_watched(model, config, sample_input, optimizer, watch)
     except BaseException as error:
@@ -160,8 +172,8 @@ def _wrap_watched(
     from ..execution.executor import Executor
 
     settle_vector_math()
+    given, model = model, original_of(model)
     _check_optimizer(optimizer)
-    _warn_of_fields_without_effect(config)
     _refuse_what_cannot_be_hooked(model)
     samples = _samples(model, sample_input)
     previous = executor_of(model)
@@ -175,7 +187,9 @@ def _wrap_watched(
     watch.begin(executor.counters)
     watch.describe(model, session.hardware_json)
     try:
-        executor.attach()
+        executor.attach(given if given is not model else None)
+        if not samples:
+            _say_what_follows(model, session, config)
         if not session.awaits_parameters:
             _plan_samples(model, executor, session, samples)
         device = training_device(model)
@@ -185,6 +199,13 @@ def _wrap_watched(
         raise
     _warn_of_several_budgets(executor, config)
     return executor
+
+
+def _say_what_follows(model: torch.nn.Module, session: Session, config: Config) -> None:
+    """Logs the machine and what may be done on it. The plan is logged when shapes are known."""
+    size = sum(parameter.nbytes for parameter in model.parameters())
+    _log.info("%s", _core.plan_intent(session.hardware_json, config.to_json(), type(model).__name__, size))
+    drain_core_log()
 
 
 def _plan_samples(
@@ -262,12 +283,6 @@ def _unwrap_submodules(model: torch.nn.Module) -> None:
             inner.detach()
 
 
-def _warn_of_fields_without_effect(config: Config) -> None:
-    for name, advice in _WITHOUT_EFFECT.items():
-        if getattr(config, name):
-            _log.warning("wrap: %s has no effect here: %s", name, advice)
-
-
 def _refuse_what_cannot_be_hooked(model: torch.nn.Module) -> None:
     import torch
 
@@ -276,17 +291,10 @@ def _refuse_what_cannot_be_hooked(model: torch.nn.Module) -> None:
             f"wrap: {type(model).__name__} is a TorchScript module, whose forward hooks do not see "
             "saved tensors; wrap the module it was scripted from"
         )
-    for name, module in model.named_modules():
-        if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
-            raise IntegrationError(
-                f"wrap: {name or 'this module'} was compiled by torch.compile, whose code ignores hooks on saved "
-                "tensors; wrap the original module and train it uncompiled"
-            )
-    lazy = [name for name, value in model.named_parameters() if torch.nn.parameter.is_lazy(value)]
+    named = [*model.named_parameters(), *model.named_buffers()]
+    lazy = [name for name, value in named if torch.nn.parameter.is_lazy(value)]
     if lazy:
-        raise IntegrationError(
-            f"wrap: parameter {lazy[0]!r} has no shape before the first forward; run one forward, then wrap"
-        )
+        raise IntegrationError(f"wrap: {lazy[0]!r} has no shape before the first forward; run one forward, then wrap")
     parameters = list(model.parameters())
     if not parameters:
         _log.warning(

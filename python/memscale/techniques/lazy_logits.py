@@ -103,9 +103,8 @@ class _Product:
         operands = self.operands
         if operands is None or self._versions != [version_of(value) for value in operands]:
             raise IntegrationError(
-                "the logits were not kept, as the chunked loss head needs none, and they can't be computed any "
-                "more, because the weight or its input has changed: use them before optimizer.step(), or set "
-                "enable_tiling=False"
+                "the chunked loss head keeps no logits, and they can't be computed any more, because the weight or "
+                "its input has changed: use them before optimizer.step(), or set enable_tiling=False"
             )
         return operands
 
@@ -113,7 +112,7 @@ class _Product:
         """The result, with its graph."""
         if self._value is None:
             operands = self.check()
-            with torch.enable_grad(), self.autocast():
+            with torch.inference_mode(False), torch.enable_grad(), self.autocast():
                 self._value = F.linear(*operands)
         return self._value
 
@@ -146,7 +145,7 @@ class LazyLogits(torch.Tensor):
         """The logits themselves, with their graph."""
         if self._made is None:
             value = self.product.value()
-            with torch.enable_grad():
+            with torch.inference_mode(False), torch.enable_grad():
                 for step in self.seen_as:
                     value = step(value)
             self._made = value
@@ -213,7 +212,7 @@ class _Stand(torch.autograd.Function):
         asked = [index for index in range(3) if ctx.needs_input_grad[index]]
         for index in asked:
             operands[index].requires_grad_()
-        with torch.enable_grad(), ctx.product.autocast():
+        with torch.inference_mode(False), torch.enable_grad(), ctx.product.autocast():
             value = F.linear(*operands)
             for step in ctx.seen_as:
                 value = step(value)

@@ -132,7 +132,7 @@ def _cast_as_torch(
 
 
 class _Gradients(NamedTuple):
-    """The gradients for a loss gradient of one; None if not needed."""
+    """The gradients of the operands if the loss's own gradient is 1; None for operands that need none."""
 
     hidden: torch.Tensor | None
     weight: torch.Tensor | None

@@ -63,8 +63,7 @@ class LossMode(TorchFunctionMode):
 
     def stop(self) -> None:
         """Turns the mode off. Modes that began later stay on. A second call does nothing."""
-        modes = torch.overrides
-        leave(self, modes._get_current_function_mode_stack, modes._pop_mode, modes._push_mode)
+        leave(self)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -94,7 +94,7 @@ class _UsersScaling:
         """Does nothing, because gradients have their usual size."""
 
     def take(self) -> bool:
-        """Whether a GradScaler has scaled a loss since the last call, which the backward before made."""
+        """Whether a GradScaler has scaled a loss since the last call. Each backward calls this once."""
         has_scaled, self._has_scaled = self._has_scaled, False
         return has_scaled
 
@@ -159,7 +159,7 @@ class _Process:
     def _leaves_to_unscale(self, roots: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """All tensors on which this backward may leave gradients; none if it must not be scaled."""
         if torch._C._current_graph_task_id() >= 0:
-            return []  # inside another backward, whose decision holds
+            return []  # inside another backward, which has already decided
         user_scales = self._user is not None and self._user.take()
         members = [member for member in self._members if member.is_used]
         if not members or user_scales or any(not tensor.is_leaf for tensor in inputs):

@@ -8,6 +8,7 @@ executor both call this module, so they agree on the modules.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import _core
+from ..base.compiler import has_compiled_code
 from ..base.environment import without_modes
 from ..base.walk import leaves_of, tensors_of
 from ..model.isolation import Snapshot
@@ -23,6 +25,9 @@ from ..model.layers import find_layers
 from .row_mode import RowMode
 
 __all__ = ["find_position_wise", "has_hooked_parts"]
+
+# torch logs each operator that refuses its fake arguments, with a traceback. In a trial that is an answer.
+_torch_log = logging.getLogger("torch._subclasses.fake_tensor")
 
 _ROWS = 1009
 """The number of rows of the fake input. It is a prime, so that no product of other sizes is mistaken for it."""
@@ -40,6 +45,8 @@ def find_position_wise(model: torch.nn.Module) -> list[tuple[str, torch.nn.Modul
     known: dict[Any, bool] = {}
     found: list[tuple[str, torch.nn.Module]] = []
     for name, layer in find_layers(model):
+        if has_compiled_code(layer):
+            continue  # a tiled forward would be compiled too
         found.extend(_inside(name, layer, known))
     return found
 
@@ -100,6 +107,8 @@ def _passes(module: torch.nn.Module, width: int, like: torch.Tensor) -> bool:
 def _try(undo: Any, module: torch.nn.Module, width: int, like: torch.Tensor) -> bool:
     Snapshot(module, undo)
     without_modes(undo)
+    undo.slot(_torch_log.__dict__, "disabled")
+    _torch_log.disabled = True
     modes = FakeTensorMode(allow_non_fake_inputs=True)
     try:
         with torch.enable_grad(), torch.inference_mode(False), modes:

@@ -21,7 +21,7 @@ import torch
 
 from .. import _core
 from ..base.aside import is_replaying, is_tracing
-from ..base.environment import Environment
+from ..base.environment import Environment, leave_inference_mode
 from .position_wise import find_position_wise, has_hooked_parts
 from .row_mode import RowMode, WholeMasks
 
@@ -229,6 +229,7 @@ class _Run:
         _core.guarded(self._as_then, function)
 
     def _as_then(self, undo: Any, function: Callable[[], None]) -> None:
+        leave_inference_mode(undo)
         if self._environment is None:
             undo.later(torch._C._set_grad_enabled, torch.is_grad_enabled())
             torch._C._set_grad_enabled(True)
@@ -267,10 +268,12 @@ class _InTiles(torch.autograd.Function):
         given = run.given().detach()
         rows = given.reshape(1, run.rows, given.shape[-1])
         by_made = gradient.reshape(1, run.rows, gradient.shape[-1])
-        by_rows = torch.empty_like(rows)
+        by_rows = rows  # until the first tile needs it
         twins = {id(p): p.detach().requires_grad_() for p in run.parameters}
 
         def differentiate() -> None:
+            nonlocal by_rows
+            by_rows = torch.empty_like(rows)
             run.begin()
             for part in run.parts():
                 tile = rows[:, part].detach().requires_grad_()

@@ -77,12 +77,15 @@ class Twins:
             return value
 
     def forget(self) -> None:
-        """Releases the twins, also those that torch caches."""
+        """Releases the twins, also those that torch caches, and torch's weak references to the originals, because
+        `torch.utils.swap_tensors()` refuses tensors that have any."""
         self._twins.clear()
         self._originals.clear()
         converter = self.mode.fake_tensor_converter.meta_converter
         converter.tensor_memo.clear()
         converter.storage_memo.clear()
+        converter.describer.lookup_tensor.clear()
+        converter.describer.lookup_storage.clear()
 
 
 def copy_of_storage(size_bytes: int) -> torch.UntypedStorage:

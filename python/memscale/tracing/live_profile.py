@@ -16,6 +16,7 @@ import torch
 from .. import _core
 from ..base.arguments import plain_tensors
 from ..base.aside import is_replaying
+from ..base.composites import Without
 from ..base.signature import describe_arguments
 from ..errors import MemScaleError, ProfileError
 from ..techniques.loss_mode import marking
@@ -90,9 +91,22 @@ class _Token:
         self._serial = serial
 
     def unpacked(self) -> None:
+        """Autograd asks for the tensor. What is done until it is given belongs to the plan of the warm-up."""
         tracer = self._tracer()
-        if tracer is not None and self._serial:
-            tracer.unpacked(self._node, self._serial)
+        if tracer is not None:
+            if self._serial:
+                tracer.unpacked(self._node, self._serial)
+            tracer.pause()
+
+    def given(self, tensor: torch.Tensor | None) -> None:
+        """Autograd gets the tensor, or None if it could not be brought back. A tensor in another storage than the saved
+        one stands for it until it dies."""
+        tracer = self._tracer()
+        if tracer is None:
+            return
+        tracer.resume()
+        if tensor is not None and self._serial:
+            tracer.given(self._node, self._serial, tensor)
 
     def __del__(self) -> None:
         tracer = self._tracer()
@@ -105,8 +119,10 @@ class LiveProfile:
 
     Args:
         model: the root module.
-        args, kwargs: arguments of the forward that begins.
+        args, kwargs: arguments of the forward that begins, or of the first layer.
         observe: registers a function that returns a saved tensor's token; None unregisters it.
+        in_parts: whether the loop calls the layers by itself. Losses are then left unmarked, because no loss head can
+            take their place, and the forward ends when the backward begins.
     """
 
     def __init__(
@@ -115,10 +131,12 @@ class LiveProfile:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         observe: Callable[[Any], None],
+        in_parts: bool = False,
     ) -> None:
         self._observe = observe
         self._parameters = [weakref.ref(parameter) for parameter in model.parameters()]
         self._phase = "forward"
+        self._in_parts = in_parts
         self._thread = threading.current_thread()
         self._here = threading.local()  # a thread's number may be reused
         self._here.is_mine = True
@@ -127,10 +145,13 @@ class LiveProfile:
         tracer.resident_buffers(model.buffers())
         tracer.resident_batch(plain_tensors((args, kwargs)))
         self._tracer = tracer
+        self._composites = Without(tracer)
         observe(self._token)
-        self._losses = marking(tracer)
-        self._losses.start()
+        self._losses = None if in_parts else marking(tracer)
+        if self._losses is not None:
+            self._losses.start()
         tracer.start()
+        self._composites.start()
 
     @property
     def is_mine(self) -> bool:
@@ -140,11 +161,14 @@ class LiveProfile:
 
     @property
     def is_orphan(self) -> bool:
-        """Whether the thread of the profiled step has ended, so that the step never will."""
+        """Whether the thread of the profiled step has ended; then the step can't be completed."""
         return not self._thread.is_alive()
 
-    def abandon(self) -> None:
-        """Ends the profile from another thread. Nothing is reported afterwards."""
+    def discard(self) -> None:
+        """Ends the profile without a graph. On another thread than the step's, its modes stay on and report nothing."""
+        if self.is_mine:
+            self._end()
+            return
         self._observe(None)
         self._tracer.pause()
 
@@ -156,6 +180,8 @@ class LiveProfile:
     def _token(self, tensor: torch.Tensor) -> _Token:
         if not self.is_mine:
             return _Token(self._tracer, NO_NODE, 0)
+        if self._composites.is_off:
+            self._tracer.born(tensor)
         return _Token(self._tracer, *self._tracer.saved(tensor))
 
     def enter(self, name: str, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -166,15 +192,26 @@ class LiveProfile:
         """A layer's call ends."""
         self._tracer.leave(args, kwargs, output)
 
+    def aside(self, call: Callable[[], Any]) -> None:
+        """Calls a function of the executor, which is not a part of the step."""
+        self._tracer.pause()
+        try:
+            call()
+        finally:
+            self._tracer.resume()
+
     def forward_ended(self, output: Any) -> None:
         """The root's forward returned `output`."""
-        self._losses.stop()
+        self._stop_marking()
         if self._phase == "forward":
             self._tracer.outputs(output)
             self._advance("loss")
 
     def backward_began(self) -> None:
         """Backward has begun: autograd unpacks the first saved tensor."""
+        self._composites.stop()
+        if self._phase == "forward" and self._in_parts:
+            self._advance("loss")
         if self._phase == "loss":
             self._advance("backward")
 
@@ -184,15 +221,23 @@ class LiveProfile:
             self._tracer.gradients(p for p in (reference() for reference in self._parameters) if p is not None)
             self._advance("optimizer")
 
+    def _end(self) -> None:
+        self._observe(None)
+        self._stop_marking()
+        self._composites.stop()
+        self._tracer.stop()
+
+    def _stop_marking(self) -> None:
+        if self._losses is not None:
+            self._losses.stop()
+
     def _advance(self, phase: str) -> None:
         self._phase = phase
         self._tracer.phase(phase)
 
     def finish(self, has_stepped: bool) -> str | None:
         """Ends the profile; returns the graph, or None if no complete step was seen."""
-        self._observe(None)
-        self._losses.stop()
-        self._tracer.stop()
+        self._end()
         if self._phase != "optimizer" or self.refused is not None:
             return None
         try:

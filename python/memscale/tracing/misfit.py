@@ -37,7 +37,7 @@ def misfit_of(
 
 
 def _is_about_fakes(cause: BaseException) -> bool:
-    """Whether only a fake tensor can raise this error."""
+    """Whether the error can only come from a fake tensor."""
     from torch._subclasses import fake_tensor
 
     names = (

@@ -27,8 +27,9 @@ from typing import TYPE_CHECKING, Any
 
 from .. import _core
 from ..base.aside import is_tracing, standing_aside
+from ..base.compiler import running_eagerly
 from ..config import check_config
-from ..device import AUTOCAST_KINDS
+from ..device import AUTOCAST_KINDS, kind_of, training_device
 from ..errors import IntegrationError, MemScaleError, ProfileError
 from ..model.caches import without_cache
 from .misfit import Misfit
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
     from ..config import Config
     from ..model.isolation import Snapshot
+    from .compiled_calls import CompiledCalls
     from .fakes import Twins
     from .static_tracer import StaticTracer
     from .tracer import LiveTracer
@@ -51,7 +53,7 @@ class MemoryProfiler:
     """Describes the machine and traces training steps.
 
     Args:
-        config: its `disk_offload_dir` and `enable_tiling` are read; may be None.
+        config: its `disk_offload_dir`, `enable_tiling` and `use_8bit_optimizer` are read; may be None.
 
     Raises:
         TypeError: `config` is not a `Config`.
@@ -72,6 +74,7 @@ class MemoryProfiler:
         sample_args: tuple[Any, ...] = (),
         sample_kwargs: Mapping[str, Any] | None = None,
         optimizer: torch.optim.Optimizer | None = None,
+        calls: CompiledCalls | None = None,
     ) -> str:
         """Traces one training step under fake tensors.
 
@@ -81,6 +84,7 @@ class MemoryProfiler:
                 values matter. Tensors are not read, except masks in host memory.
             optimizer: the optimizer that will step, if known. A copy of it is stepped on fake
                 gradients; if that fails, its state is estimated.
+            calls: records how layers are called.
 
         The first attempt lets transformers branch on values (`libraries_branch_on_values`). It fails if
         such a value is not known, and a second attempt traces without those branches.
@@ -97,11 +101,11 @@ class MemoryProfiler:
         kwargs = without_cache(model, sample_args, dict(sample_kwargs or {}))
         branches = True
         try:
-            graph = self._trace(model, sample_args, kwargs, optimizer, branches)
+            graph = self._trace(model, sample_args, kwargs, optimizer, branches, calls)
         except ProfileError as error:
             _log.debug("%s; tracing as a compiler would", error)
             branches = False
-            graph = self._trace(model, sample_args, kwargs, optimizer, branches)
+            graph = self._trace(model, sample_args, kwargs, optimizer, branches, calls)
         if self._config is None or not self._config.enable_tiling:
             return graph
         try:
@@ -111,6 +115,11 @@ class MemoryProfiler:
             return graph
         return _core.graph_add_tiled(graph, tiled)
 
+    def _expects_8bit(self, model: torch.nn.Module) -> bool:
+        """Whether the model's AdamW will get 8-bit state of memscale's; on a GPU that takes another package."""
+        asked = self._config is not None and self._config.use_8bit_optimizer
+        return asked and kind_of(training_device(model)).is_host
+
     def _trace(
         self,
         model: torch.nn.Module,
@@ -118,6 +127,7 @@ class MemoryProfiler:
         kwargs: dict[str, Any],
         optimizer: torch.optim.Optimizer | None,
         branch_on_values: bool,
+        calls: CompiledCalls | None = None,
         in_tiles: bool = False,
     ) -> str:
         from ..base.torch_names import check_torch
@@ -140,16 +150,19 @@ class MemoryProfiler:
             raise ProfileError(f"{name} can't be traced without running it: {obstacle}, and a trace would do that too")
         tracer = StaticTracer(name, describe_arguments(args, kwargs))
         twins = Twins()
+        step = _StaticStep(model, tracer, twins, self._expects_8bit(model), calls)
         try:
 
             def run(snapshot: Snapshot) -> None:
                 if in_tiles:
                     Tiles(model, is_tracing, traced=True).set(True)  # the snapshot removes them
                 with libraries_branch_on_values() if branch_on_values else nullcontext():
-                    _StaticStep(model, tracer, twins).run(snapshot, args, kwargs, optimizer)
+                    step.run(snapshot, args, kwargs, optimizer)
 
-            standing_aside(lambda: isolated(model, run))
+            standing_aside(lambda: running_eagerly(lambda: isolated(model, run), tracer.compiled_code))
             graph = tracer.finish()
+            if calls is not None:
+                calls.has_compiled = tracer.has_compiled
         except BaseException as error:
             _take_back_after(error, twins)
             if not isinstance(error, Exception):
@@ -176,12 +189,26 @@ def load_tracer() -> None:
 
 
 class _StaticStep:
-    """One forward, backward and optimizer step of a model whose tensors are twins."""
+    """One forward, backward and optimizer step of a model whose tensors are twins.
 
-    def __init__(self, model: torch.nn.Module, tracer: StaticTracer, twins: Twins) -> None:
+    Args:
+        expects_8bit: without an optimizer, whether an AdamW with 8-bit state is assumed in place of one with fp32.
+        calls: records how layers are called, if given.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        tracer: StaticTracer,
+        twins: Twins,
+        expects_8bit: bool,
+        calls: CompiledCalls | None = None,
+    ) -> None:
         self._model = model
+        self._expects_8bit = expects_8bit
         self._tracer = tracer
         self._twins = twins
+        self._calls = calls
         self._copies: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def run(
@@ -212,6 +239,8 @@ class _StaticStep:
         tracer.resident_batch(tensors_in((args, kwargs)))
         parameters = list(self._model.parameters())
         tracer.resident_parameters(parameters)
+        if self._expects_8bit and optimizer is None:
+            tracer.expect_8bit_state(parameters)
         tracer.resident_buffers(tensors_in(snapshot.containers(), depth=2))
         with ExitStack() as stack:
             for handle in self._hook_layers():
@@ -286,7 +315,9 @@ class _StaticStep:
         for name, layer in find_layers(self._model):
 
             def before(module: Any, args: Any, kwargs: Any, name: str = name) -> None:
-                tracer.enter(name, module, args, kwargs)
+                node = tracer.enter(name, module, args, kwargs)
+                if node is not None and self._calls is not None:
+                    self._calls.note(name, tracer.calls_of(name) - 1, module, args, kwargs, tracer.places)
 
             def after(module: Any, args: Any, kwargs: Any, output: Any) -> None:
                 tracer.leave(args, kwargs, output)
@@ -321,6 +352,7 @@ class _StaticStep:
         from .fakes import foreach_as_for
 
         self._tracer.phase("optimizer")
+        self._tracer.assume_numbers()
         try:
             stepping = _fake_optimizer(optimizer, self._twins)
             with foreach_as_for(optimizer):

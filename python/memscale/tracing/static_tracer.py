@@ -48,6 +48,13 @@ class StaticTracer(LiveTracer):
         """Records the caller's argument that a fake tensor stands for."""
         self._types.add_input(name, tensor)
 
+    def assume_numbers(self) -> None:
+        """From now on an unknown number that is read has any value: an optimizer reads its counts of steps, on which
+        no size depends."""
+        read = torch.ops.aten._local_scalar_dense.default
+        self._kernels = {**self._kernels, read: _scalar_or_any}
+        self._operators.pop(read, None)
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # the inherited method does
@@ -133,6 +140,12 @@ def _scalar_of(tensor: torch.Tensor) -> Any:
         return torch.ops.aten._local_scalar_dense.default(tensor)
     with torch._C._DisableTorchDispatch():
         return known.item()
+
+
+def _scalar_or_any(tensor: torch.Tensor) -> Any:
+    if _known(tensor) is not None:
+        return _scalar_of(tensor)
+    return 0.5 if tensor.dtype.is_floating_point else 1  # formulas divide by 1 - x
 
 
 @contextmanager

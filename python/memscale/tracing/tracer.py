@@ -13,19 +13,18 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _get_current_dispatch_mode_stack,
-    _pop_mode,
-    _push_mode,
-)
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import _core
 from ..base.arguments import Arguments, plain_tensors
+from ..base.compiler import is_compiled
 from ..base.modes import begin_below, leave
 from ..base.walk import first_output, plain_leaves, tensors_of, version_of
 
 __all__ = ["NO_NODE", "LiveTracer", "is_maker"]
+
+# Of results, as C numbers them; all others are 0.
+_ELEMENTS = {torch.bool: 1, torch.bfloat16: 2, torch.float16: 3}
 
 NO_NODE = 0xFFFFFFFF
 """The node that `saved()` returns while the tracer is not listening."""
@@ -39,7 +38,8 @@ class _Operator(NamedTuple):
     silent: bool  # a view, or not a tensor operator; it is not reported
     mutable: bool
     random: bool
-    convolves: bool = False
+    takes_workspace: bool = False
+    copies: bool = False  # operands that are not contiguous, first
     maker: bool = False  # it can run again on its own
     adds: bool = False
     written: tuple[int, ...] = ()  # arguments that it writes to, by position
@@ -90,6 +90,10 @@ class LiveTracer(TorchDispatchMode):
     `phase("loss")`; `phase("backward")`; the backward with `unpacked()` and `dropped()`;
     `gradients()`; optionally `phase("optimizer")`; `phase("done")`; `stop()`; `finish()`.
 
+    Attributes:
+        has_compiled: whether compiled code ran in a layer.
+        places: of the layer entered last: its arguments' storages and their places among its inputs, -1 for none.
+
     Not thread-safe, but storages may die on any thread that holds the interpreter lock.
     """
 
@@ -112,10 +116,16 @@ class LiveTracer(TorchDispatchMode):
         self._frame: _Frame | None = None
         self._nesting = 0
         self._previous: tuple[int, weakref.ref[torch.Tensor]] | None = None
+        self.places: dict[int, int] = {}
+        self.has_compiled = False
         self._paused = 0
         self._phase = "forward"
         self._finished = False
         self._error: BaseException | None = None
+
+    def calls_of(self, name: str) -> int:
+        """The number of calls of a layer so far, the one under way included."""
+        return self._calls.get(name, 0)
 
     # -- tensors from before the step ------------------------------------------------
 
@@ -123,6 +133,12 @@ class LiveTracer(TorchDispatchMode):
         """Reports parameters. They are counted by storage, and no event includes them."""
         for parameter in parameters:
             self._resident(parameter, "parameter", parameter.requires_grad)
+
+    def expect_8bit_state(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Reports that an AdamW with 8-bit moments, which is not traced, will step these parameters."""
+        for parameter in parameters:
+            if parameter.requires_grad:
+                self._trace.expect_adamw(parameter.numel(), 8, parameter.dtype is torch.bfloat16)
 
     def resident_buffers(self, buffers: Iterable[torch.Tensor]) -> None:
         """Reports buffers, and tensors that modules hold as plain attributes."""
@@ -149,7 +165,7 @@ class LiveTracer(TorchDispatchMode):
 
     def stop(self) -> None:
         """Stops listening; modes begun later stay on. Does nothing if the mode was already removed."""
-        leave(self, _get_current_dispatch_mode_stack, _pop_mode, _push_mode)
+        leave(self)
 
     @property
     def is_forward(self) -> bool:
@@ -188,14 +204,14 @@ class LiveTracer(TorchDispatchMode):
                 is_new |= new
                 all_new &= new
                 made.append(storage._cdata)
-            outputs.append((tensor.shape, _bytes(tensor), tensor.dtype is torch.bool))
+            outputs.append((tensor.shape, _bytes(tensor), _ELEMENTS.get(tensor.dtype, 0)))
         if not is_new and not operator.mutable:
             return  # a view, although the operator is not declared as one
         operands = [(tensor.shape, _bytes(tensor)) for tensor in tensors_of(args)]
         if kwargs:
             operands.extend((tensor.shape, _bytes(tensor)) for tensor in tensors_of(kwargs.values()))
-        workspace = operator.convolves and _in_default_layout(args)
-        self._trace.op(_name_of(operator, kwargs), tuple(operands), tuple(outputs), workspace)
+        copied = _copied(operator, args) if operator.takes_workspace else None
+        self._trace.op(_name_of(operator, kwargs), tuple(operands), tuple(outputs), copied)
         if self._frame is not None:
             if operator.mutable:
                 self._tell_written(operator, args, kwargs)
@@ -214,8 +230,9 @@ class LiveTracer(TorchDispatchMode):
                     self._trace.flag(self._frame.node, "mutates_input")  # through .data, which no version shows
 
     def _tell_sum(self, gradient: Any, other: Any) -> None:
-        """Reports that autograd may be adding two gradients. Outside a trace it then writes the sum over the
-        first gradient, unless that is a view, whose base is held too. Under a dispatch mode it never does."""
+        """Reports that autograd may be adding two gradients. In a real step autograd writes the sum over the first
+        gradient, unless that is a view (something else holds its base). Under a dispatch mode, as in a trace, it
+        never does, so C must know."""
         if not torch.is_grad_enabled() and isinstance(other, torch.Tensor) and not gradient._is_view():
             pair = [storage for tensor in (gradient, other) for storage in _storages(tensor)]
             if len(pair) == 2:
@@ -234,6 +251,12 @@ class LiveTracer(TorchDispatchMode):
             self._trace.born(key, watch.size)
             return True
         return False
+
+    def born(self, tensor: torch.Tensor) -> None:
+        """Reports a tensor whose operator was not seen."""
+        if not self._paused and not self._finished:
+            for storage in _storages(tensor):
+                self._see(storage, False)
 
     def _watch(self, storage: torch.UntypedStorage, key: int) -> _Watch:
         watch = _Watch(storage, self._on_death)
@@ -277,18 +300,28 @@ class LiveTracer(TorchDispatchMode):
         self._calls[name] = call + 1
         node = self._trace.enter(name, call)
         leaves = list(plain_leaves((args, kwargs)))
-        for tensor in plain_tensors((args, kwargs)):
-            for storage in _storages(tensor):
-                self._trace.input(storage._cdata)
+        self.places = {
+            storage._cdata: self._trace.input(storage._cdata)
+            for tensor in plain_tensors((args, kwargs))
+            for storage in _storages(tensor)
+        }
         if Arguments.freeze(args, kwargs) is None:
             self._trace.flag(node, "opaque_argument")
         if args and self._previous is not None and self._previous[1]() is args[0]:
             self._trace.flag(self._previous[0], "chained")
         self._previous = None
         self._frame = _Frame(node, leaves, module, self._buffers(module))
+        if is_compiled(module):
+            self.compiled_code()
         if any(_updates_statistics(submodule) for submodule in module.modules()):
             self._trace.flag(node, "updates_buffers")
         return node
+
+    def compiled_code(self) -> None:
+        """Code that torch.compile has compiled is about to run. A layer that it is a part of is told apart."""
+        if self._frame is not None and not self._paused:
+            self._trace.flag(self._frame.node, "compiled")
+            self.has_compiled = True
 
     def leave(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """The call ends; `output` is None if it raised."""
@@ -334,6 +367,12 @@ class LiveTracer(TorchDispatchMode):
             if key not in self._watched:
                 self._watch(copy, key)
         self._trace.unpacked(node, serial, key)
+
+    def given(self, node: int, serial: int, tensor: torch.Tensor) -> None:
+        """Autograd gets an unpacked tensor, whose storage may be a copy of the one that was saved."""
+        for storage in _storages(tensor):
+            if storage._cdata not in self._watched:
+                self.unpacked(node, serial, storage)
 
     def dropped(self, node: int, serial: int) -> None:
         """Autograd has released a saved tensor. May be called from a destructor."""
@@ -463,7 +502,8 @@ def _describe(func: Any, run: Callable[..., Any]) -> _Operator:
         silent=func.namespace == "prim" or func.is_view,
         mutable=schema.is_mutable,
         random=random,
-        convolves=str(func).startswith(("aten.convolution.", "aten.convolution_backward.")),
+        takes_workspace=_core.operator_takes_workspace(str(func)),
+        copies=str(func).startswith(("aten.convolution.", "aten.convolution_backward.", "aten._fft_r2c.")),
         maker=is_maker(func),
         adds=str(func) == "aten.add.Tensor",
         written=tuple(place for place, item in written if not item.kwarg_only),
@@ -486,9 +526,18 @@ def is_maker(func: Any) -> bool:
     return _core.operator_is_maker(str(func), torch.Tag.pointwise in func.tags)
 
 
-def _in_default_layout(args: tuple[Any, ...]) -> bool:
-    """Whether a convolution on the CPU has to reorder its first two operands."""
-    return all(tensor.device.type == "cpu" and not _is_channels_last(tensor) for tensor in args[:2])
+def _copied(operator: _Operator, args: tuple[Any, ...]) -> int | None:
+    """Which operands the operator copies before it computes, a bit for each; None if it takes no workspace: on another
+    device than the CPU, or a convolution of operands in channels_last, which it need not reorder."""
+    tensors = tensors_of(args)
+    if any(tensor.device.type != "cpu" for tensor in tensors):
+        return None
+    if not operator.copies:
+        return 0
+    images = [tensor for tensor in args[:2] if isinstance(tensor, torch.Tensor)]
+    if any(_is_channels_last(tensor) for tensor in images):
+        return None
+    return sum(1 << place for place, tensor in enumerate(images) if not tensor.is_contiguous())
 
 
 def _is_channels_last(tensor: torch.Tensor) -> bool:

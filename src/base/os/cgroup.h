@@ -9,7 +9,7 @@
 #include "memscale/base.h"
 
 typedef struct ms__cgroup_memory {
-    uint64_t limit_bytes; /* the smallest on the way to the top; UINT64_MAX without a limit */
+    uint64_t limit_bytes; /* the smallest limit up to the root; UINT64_MAX without a limit */
     uint64_t usage_bytes; /* charged to the group that has that limit; 0 without a limit */
     uint64_t cache_bytes; /* the part of the usage that is file cache, which the kernel can drop */
     unsigned version;     /* 1 or 2; 0 without a limit */
@@ -25,10 +25,10 @@ typedef struct ms__cgroup_memory {
 void ms__cgroup_memory_read(const char *root, ms__cgroup_memory *out);
 
 /* Bytes that this process may still allocate: the smaller of the kernel's estimate and the rest of the group's
- * limit, whose file cache counts as free. 0 if the kernel does not say. */
+ * limit. The group's file cache counts as free. 0 if the kernel does not tell. */
 uint64_t ms__memory_room_bytes(const char *root);
 
-/* CPUs that the tightest quota is worth, rounded up; 0 without a quota. Walks like ms__cgroup_memory_read(). */
+/* The tightest quota in CPUs, rounded up; 0 without a quota. Walks like ms__cgroup_memory_read(). */
 uint32_t ms__cgroup_cpu_quota(const char *root);
 
 #endif

@@ -21,9 +21,9 @@ typedef struct ms__file {
 
 #define MS__FILE_CLOSED {.fd = -1}
 
-/* Opens a new, empty file without a name in `directory`, mode 0600. It disappears with its last descriptor, also
- * if the process is killed: O_TMPFILE, or mkostemp() and an immediate unlink() without it. With `want_direct`,
- * O_DIRECT is tried, and `is_direct` tells the result. MS_ENOSPC, MS_ESYSTEM. */
+/* Opens a new, empty file without a name in `directory`, mode 0600: with O_TMPFILE, or if that is missing, with
+ * mkostemp() and an immediate unlink(). The file disappears with its last descriptor, also if the process is killed.
+ * With `want_direct`, O_DIRECT is tried, and `is_direct` tells the result. MS_ENOSPC, MS_ESYSTEM. */
 MS_NODISCARD int ms__file_open_unnamed(const char *directory, bool want_direct, ms__file *out, ms_error *err);
 
 void ms__file_close(ms__file *file);
@@ -32,41 +32,41 @@ void ms__file_close(ms__file *file);
  * reserve, only the size is set. */
 MS_NODISCARD int ms__file_reserve(const ms__file *file, uint64_t size_bytes, ms_error *err);
 
-/* Moves all bytes and resumes after interruptions and short transfers. MS_EIO (also for an end of file inside the
- * range), MS_ENOSPC. Threads may share the file: there is no file position. */
+/* Move all bytes; resume after interruptions and short transfers. MS_EIO (also if the file ends inside the range),
+ * MS_ENOSPC. Threads may share the file: no file position is used. */
 MS_NODISCARD int ms__file_write(const ms__file *file, const void *from, size_t size_bytes, uint64_t offset_bytes,
                                 ms_error *err);
 MS_NODISCARD int ms__file_read(const ms__file *file, void *to, size_t size_bytes, uint64_t offset_bytes, ms_error *err);
 
-/* One transfer: the bytes moved or a negative errno. Has the fault points of reads, writes, short transfers and
- * flipped bits. */
+/* One transfer: returns the bytes moved or a negative errno. Passes the fault points of reads, writes, short
+ * transfers and flipped bits. */
 ssize_t ms__os_pwrite(int fd, const void *from, size_t size_bytes, uint64_t offset_bytes);
 ssize_t ms__os_pread(int fd, void *to, size_t size_bytes, uint64_t offset_bytes);
 
 /* ---- small files -------------------------------------------------------- */
 
-/* The whole file, with a NUL after its `*length` bytes, to be freed with
- * ms_free(). MS_ESYSTEM if it cannot be read, MS_EFORMAT if it holds more
- * than `most_bytes`. */
+/* Reads the whole file, and adds a NUL after its `*length` bytes. Free `*text`
+ * with ms_free(). MS_ESYSTEM if the file cannot be read, MS_EFORMAT if it has
+ * more than `most_bytes`. */
 MS_NODISCARD int ms__file_read_text(const char *path, size_t most_bytes, char **text, size_t *length, ms_error *err);
 
-/* The same of a regular file that belongs to this user and that not everybody may write; MS_ESYSTEM for anything else.
- * A link is not followed, and a pipe is not waited for: for files that memscale wrote. */
+/* The same for files that memscale wrote: MS_ESYSTEM unless the file is regular, belongs to this user and is not
+ * writable by everybody. Does not follow links or wait for pipes. */
 MS_NODISCARD int ms__file_read_own_text(const char *path, size_t most_bytes, char **text, size_t *length,
                                         ms_error *err);
 
-/* Reads at most size - 1 bytes into `out` and ends them with a NUL; false if
- * the file cannot be read. Allocates nothing: for /proc and /sys. */
+/* Reads at most size - 1 bytes into `out` and adds a NUL; false if the file
+ * cannot be read. Allocates nothing: for /proc and /sys. */
 bool ms__file_read_small(const char *path, char *out, size_t size);
 
-/* Replaces the file as a whole (mode 0644 less the umask): a reader sees the old
- * or the new text, never a part. A device, a pipe or a link stays and is written to. */
+/* Replaces the whole file (mode 0644 less the umask): a reader sees the old or
+ * the new text, never a part. Writes to an existing device, pipe or link target. */
 MS_NODISCARD int ms__file_write_text(const char *path, const char *text, size_t length, ms_error *err);
 
-/* The same, whatever has that name: a pipe or a link is replaced too. */
+/* The same, but also replaces a pipe or a link. */
 MS_NODISCARD int ms__file_replace_text(const char *path, const char *text, size_t length, ms_error *err);
 
-/* Makes the directory and those above it, mode 0700; existing ones are fine. */
+/* Makes the directory and its missing parents, mode 0700. Succeeds if it exists. */
 MS_NODISCARD int ms__directory_make(const char *path, ms_error *err);
 
 /* ---- file systems ------------------------------------------------------- */
@@ -76,7 +76,7 @@ typedef struct ms__filesystem {
     bool is_memory;       /* tmpfs, ramfs, hugetlbfs: bytes there are resident memory */
     bool is_network;      /* NFS, SMB and their kin */
     bool is_read_only;
-    uint64_t free_bytes;  /* to this user; at most INT64_MAX, as the total */
+    uint64_t free_bytes;  /* for this user; both numbers are at most INT64_MAX */
     uint64_t total_bytes;
 } ms__filesystem;
 

@@ -7,6 +7,10 @@
 #include "base/os/map.h"
 #include "base/units.h"
 
+#ifndef MADV_POPULATE_READ /* Linux 5.14 */
+#define MADV_POPULATE_READ 22
+#endif
+
 size_t ms__page_bytes(void)
 {
     return (size_t)sysconf(_SC_PAGESIZE);
@@ -50,6 +54,25 @@ int ms__map(size_t size_bytes, size_t align_bytes, void **out, ms_error *err)
     return MS_OK;
 }
 
+int ms__map_file(const ms__file *file, size_t size_bytes, size_t align_bytes, void **out, ms_error *err)
+{
+    void *place = NULL;
+    int rc = ms__map(size_bytes, align_bytes, &place, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    int failure = ENOMEM;
+    if (!ms__fault(MS_FAULT_MAP, &failure)) {
+        if (mmap(place, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file->fd, 0) != MAP_FAILED) {
+            *out = place;
+            return MS_OK;
+        }
+        failure = errno;
+    }
+    ms__unmap(place, size_bytes);
+    return ms_fail_errno(err, MS_ESYSTEM, failure, "mapping %s of a file", ms__text_bytes(size_bytes).text);
+}
+
 void ms__unmap(void *address, size_t size_bytes)
 {
     if (address != NULL && munmap(address, size_bytes) != 0) {
@@ -76,6 +99,11 @@ bool ms__map_no_fork(void *address, size_t size_bytes)
 bool ms__map_empty(void *address, size_t size_bytes)
 {
     return map_advise(address, size_bytes, MADV_DONTNEED);
+}
+
+bool ms__map_fill(void *address, size_t size_bytes)
+{
+    return map_advise(address, size_bytes, MADV_POPULATE_READ);
 }
 
 uint64_t ms__map_untouched(const void *address, size_t size_bytes)

@@ -1,36 +1,42 @@
 /*
- * Anonymous memory maps, private to this process. Used by hostmem for tensors, by offload for slabs. Every call is a
- * fault point of kind MS_FAULT_MAP.
+ * Memory maps: anonymous ones, private to this process, and shared maps of files. Used by hostmem for tensors, by
+ * offload for slabs. Every call is a fault point of kind MS_FAULT_MAP.
  * Tests: tests/c/base/test_os.c.
  */
 #ifndef MS_BASE_OS_MAP_H
 #define MS_BASE_OS_MAP_H
 
-#include "memscale/base.h"
+#include "base/os/file.h"
 
 enum { MS__HUGE_PAGE_BYTES = 2 << 20 };
 
 /* The size of a small page. */
 size_t ms__page_bytes(void);
 
-/* A readable and writable private map of `size_bytes` (a multiple of the page
- * size, not 0) at a multiple of `align_bytes` (a power of two, at least the page
- * size); zeroed, not yet resident. MS_EINVAL, MS_EOVERFLOW, MS_ENOMEM. */
+/* Makes a readable and writable private map of `size_bytes` (a multiple of the
+ * page size, not 0) at a multiple of `align_bytes` (a power of two, at least the
+ * page size): zeroed, not yet resident. MS_EINVAL, MS_EOVERFLOW, MS_ENOMEM. */
 MS_NODISCARD int ms__map(size_t size_bytes, size_t align_bytes, void **out, ms_error *err);
 
-/* Unmaps the range; if that fails, releases its pages. NULL is allowed. Not a fault point. */
+/* The same, but a shared map of the file's first `size_bytes`: changes reach the file, which may be closed. */
+MS_NODISCARD int ms__map_file(const ms__file *file, size_t size_bytes, size_t align_bytes, void **out, ms_error *err);
+
+/* Unmaps the range; if that fails, releases its pages. Accepts NULL. No fault point. */
 void ms__unmap(void *address, size_t size_bytes);
 
-/* Releases the pages of a range and keeps it mapped: zeroed, not resident. False, with the range unchanged, if the
- * kernel refuses. */
+/* Releases the pages of a range, which stays mapped but is not resident; anonymous memory is zeroed then. False, with
+ * the range unchanged, if the kernel refuses. */
 bool ms__map_empty(void *address, size_t size_bytes);
 
-/* Advice: if the kernel refuses (false), only speed changes. */
+/* Makes the pages of a range resident, to be read. If the kernel refuses (false), they come when they are touched. */
+bool ms__map_fill(void *address, size_t size_bytes);
+
+/* Asks for huge pages. If the kernel refuses (false), only speed changes. */
 bool ms__map_want_huge_pages(void *address, size_t size_bytes);
-/* Children made by fork() do not get the range. */
+/* Withholds the range from children made by fork(). */
 bool ms__map_no_fork(void *address, size_t size_bytes);
 
-/* Bytes of the whole pages within [address, address + size) that are not resident; 0 if the kernel does not say. */
+/* Bytes of whole pages within [address, address + size) that are not resident; 0 if the kernel does not tell. */
 uint64_t ms__map_untouched(const void *address, size_t size_bytes);
 
 /* Makes the pages that hold [address, address + size) read-only or writable. */

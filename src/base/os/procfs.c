@@ -39,7 +39,8 @@ int ms__resident_read(ms__resident *out, ms_error *err)
     char text[4096];
     ms__resident found;
     if (!ms__file_read_small("/proc/self/status", text, sizeof text) ||
-        !ms__proc_field(text, "VmRSS", &found.now_bytes) || !ms__proc_field(text, "VmHWM", &found.peak_bytes)) {
+        !ms__proc_field(text, "VmRSS", &found.now_bytes) || !ms__proc_field(text, "VmHWM", &found.peak_bytes) ||
+        !ms__proc_field(text, "RssFile", &found.file_bytes)) {
         return ms_fail(err, MS_ESYSTEM, "reading resident memory from /proc/self/status");
     }
     *out = found;

@@ -11,6 +11,7 @@
 typedef struct ms__resident {
     uint64_t now_bytes;  /* VmRSS */
     uint64_t peak_bytes; /* VmHWM: since the start or the last reset */
+    uint64_t file_bytes; /* RssFile: the part of now_bytes that maps files */
 } ms__resident;
 
 /* Resident memory of this process. MS_ESYSTEM if /proc cannot be read. */
@@ -30,8 +31,8 @@ MS_NODISCARD int ms__machine_memory_read(const char *root, ms__machine_memory *o
 /* Bytes that this process may lock in memory; UINT64_MAX without a limit. */
 uint64_t ms__memlock_limit_bytes(void);
 
-/* The number after "key:" at the start of a line, times 1024 if "kB" follows. False if the key is missing. Shared
- * with the parsers of similar files. */
+/* Reads the number after "key:" at the start of a line, times 1024 if "kB" follows. False if the key is missing.
+ * Parsers of similar files use it too. */
 bool ms__proc_field(const char *text, const char *key, uint64_t *out);
 
 #endif

@@ -29,6 +29,7 @@ static void every_row_has_its_texts_and_functions(void **state)
         assert_text(kind, kind->no_device_advice, "no_device_advice");
         assert_text(kind, kind->torch_module, "torch_module");
         assert_true(kind->rounded != NULL && kind->probe != NULL && kind->has_driver != NULL);
+        assert_true(kind->usable != NULL && kind->means != NULL);
         assert_true(kind->runtime_bytes > 0);
         assert_true(kind->conflicts != NULL && kind->conflict_count > 0);
         for (uint32_t k = 0; k < kind->conflict_count; k++) {
@@ -100,6 +101,18 @@ static void blocks_are_rounded_as_the_allocators_do(void **state)
     }
 }
 
+static void workspaces_grow_with_the_generation_of_the_card(void **state)
+{
+    (void)state;
+    const ms__device_kind *cuda = ms__device_kind_of(MS_DEVICE_CUDA);
+    assert_int_equal(cuda->more_scratch(NULL), 0);
+    assert_int_equal(cuda->more_scratch(&(ms_gpu){.compute_major = 8, .compute_minor = 6}), 0);
+    uint64_t hopper = cuda->more_scratch(&(ms_gpu){.compute_major = 9});
+    uint64_t gfx942 = cuda->more_scratch(&(ms_gpu){.compute_major = 9, .compute_minor = 4});
+    assert_true(hopper > 0);
+    assert_int_equal(gfx942 - hopper, 2 * (UINT64_C(96) << 20)); /* 128 MiB in place of 32, for two threads */
+}
+
 static void scratch_is_a_part_of_a_part(void **state)
 {
     (void)state;
@@ -136,6 +149,7 @@ int main(void)
         cmocka_unit_test(every_kind_has_one_row),
         cmocka_unit_test(an_unknown_kind_is_refused_by_its_name),
         cmocka_unit_test(blocks_are_rounded_as_the_allocators_do),
+        cmocka_unit_test(workspaces_grow_with_the_generation_of_the_card),
         cmocka_unit_test(scratch_is_a_part_of_a_part),
         cmocka_unit_test(a_description_knows_the_kind_of_its_device),
     };

@@ -1,25 +1,6 @@
 /* ms_graph_add_tiled() adds layers' programs in tiles from a graph traced in tiles, and nothing from another step's. */
-#include <errno.h>
-
-#include "memscale/graph.h"
+#include "graph_fixture.h"
 #include "memscale/trace.h"
-#include "test_common.h"
-
-static ms_error err;
-
-static int setup(void **state)
-{
-    (void)state;
-    memset(&err, 0, sizeof err);
-    return 0;
-}
-
-static int disarm(void **state)
-{
-    (void)state;
-    ms_fault_disarm_all();
-    return 0;
-}
 
 /* A root node, two calls of one layer, a root node. The parameters: the bytes of the layer's inner storage, the order
  * in which each call binds the gradients of output and input, the layer's programs, and a storage's bytes. */

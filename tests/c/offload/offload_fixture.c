@@ -107,11 +107,14 @@ const double_api *the_double(void)
     if (api.reset != NULL) {
         return &api;
     }
-    void *library = dlopen(getenv("MEMSCALE_TEST_LIBCUDA"), RTLD_NOW | RTLD_LOCAL);
+    const char *hip = getenv("MEMSCALE_TEST_LIBHIP"); /* set: test ROCm's driver, which memscale finds in the process */
+    void *library = dlopen(hip != NULL ? hip : getenv("MEMSCALE_TEST_LIBCUDA"), RTLD_NOW | RTLD_LOCAL);
     if (library == NULL) {
         fail_msg("%s", dlerror());
     }
-    setenv("MEMSCALE_LIBCUDA", getenv("MEMSCALE_TEST_LIBCUDA"), 1);
+    if (hip == NULL) {
+        setenv("MEMSCALE_LIBCUDA", getenv("MEMSCALE_TEST_LIBCUDA"), 1);
+    }
     for (size_t i = sizeof rows / sizeof rows[0]; i-- > 0;) {
         void *address = double_symbol(library, rows[i].name);
         memcpy((char *)&api + rows[i].offset, &address, sizeof address);
@@ -210,18 +213,33 @@ bool is_filled(const unsigned char *memory, int value, uint64_t bytes)
     return is_same;
 }
 
-/* Eight bytes that depend on seed and index. */
-static uint64_t pattern_word(uint64_t seed, uint64_t index)
+/* A part of a pattern. Sanitizers make single words slow, so that words are made and compared by the block. */
+typedef struct pattern_block {
+    uint64_t words[512];
+} pattern_block;
+
+/* The block from byte `at` on; each word depends on seed and index. The thread sanitizer need not see it: it is on the
+ * caller's stack. */
+__attribute__((no_sanitize("thread"))) static void make_block(pattern_block *block, uint64_t seed, uint64_t at)
 {
-    return (index + seed * UINT64_C(0x9E3779B97F4A7C15) + 1) * UINT64_C(0xD6E8FEB86659FD93);
+    for (uint64_t i = 0; i < sizeof block->words / sizeof block->words[0]; i++) {
+        uint64_t index = at / sizeof block->words[0] + i;
+        block->words[i] = (index + seed * UINT64_C(0x9E3779B97F4A7C15) + 1) * UINT64_C(0xD6E8FEB86659FD93);
+    }
+}
+
+static size_t block_part(uint64_t bytes, uint64_t at)
+{
+    return bytes - at < sizeof(pattern_block) ? (size_t)(bytes - at) : sizeof(pattern_block);
 }
 
 void pattern(unsigned char *memory, uint64_t bytes, uint64_t seed)
 {
     unsigned char *host = stand_in(memory, bytes);
-    for (uint64_t at = 0; at < bytes; at += 8) {
-        uint64_t word = pattern_word(seed, at / 8);
-        memcpy(host + at, &word, bytes - at < 8 ? bytes - at : 8);
+    pattern_block block;
+    for (uint64_t at = 0; at < bytes; at += sizeof block) {
+        make_block(&block, seed, at);
+        memcpy(host + at, block.words, block_part(bytes, at));
     }
     put_back(memory, host, bytes);
 }
@@ -229,10 +247,11 @@ void pattern(unsigned char *memory, uint64_t bytes, uint64_t seed)
 bool has_pattern(const unsigned char *memory, uint64_t bytes, uint64_t seed)
 {
     const unsigned char *copy = take_copy(memory, bytes);
+    pattern_block block;
     bool is_same = true;
-    for (uint64_t at = 0; at < bytes && is_same; at += 8) {
-        uint64_t word = pattern_word(seed, at / 8);
-        is_same = memcmp(copy + at, &word, bytes - at < 8 ? bytes - at : 8) == 0;
+    for (uint64_t at = 0; at < bytes && is_same; at += sizeof block) {
+        make_block(&block, seed, at);
+        is_same = memcmp(copy + at, block.words, block_part(bytes, at)) == 0;
     }
     forget_copy(memory, copy);
     return is_same;

@@ -259,7 +259,7 @@ static void a_ticket_cancelled_in_a_request_does_not_affect_the_others(void **st
     ms__mutex_lock(&engine->lock);
     engine->is_paused = false;
     engine->free_places--;
-    for (; count < COUNT && ms__transfer_take(engine, &jobs[count].ticket, &jobs[count].piece); count++) {
+    for (; count < COUNT && ms__transfer_take(engine, false, &jobs[count].ticket, &jobs[count].piece); count++) {
         ms__job_take_along(engine, &jobs[count]);
     }
     engine->is_paused = true;

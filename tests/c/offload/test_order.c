@@ -11,7 +11,7 @@ static size_t drain(ms_offload *engine, ms_ticket *order, size_t max)
     const ms__failure none = {0};
     ms__mutex_lock(&engine->lock);
     engine->is_paused = false;
-    while (count < max && ms__transfer_take(engine, &ticket, &piece)) {
+    while (count < max && ms__transfer_take(engine, false, &ticket, &piece)) {
         order[count++] = ticket->id;
         ms__transfer_piece_ended(engine, ticket, piece, &none);
     }

@@ -411,7 +411,7 @@ static void an_engine_describes_itself(void **state)
     ms_offload *engine = open_engine(&options);
     bool is_file = options.tier == MS_TIER_DISK;
     const char *text = ms_offload_description(engine);
-    assert_non_null(strstr(text, tested->from_device ? "4 pieces at a time" : "2 pieces at a time"));
+    assert_non_null(strstr(text, tested->from_device ? "6 pieces at a time" : "2 pieces at a time"));
     assert_non_null(strstr(text, "8 slots of 65.54 kB"));
     if (tested->from_device) {
         assert_non_null(strstr(text, "GPU 0 to "));

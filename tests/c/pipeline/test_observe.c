@@ -2,6 +2,7 @@
  * Corrections from a finished step, without oscillation.
  */
 #include "pipeline_fixture.h"
+#include "sim/sim.h"
 
 static ms_drift observe_line(pipeline *f, const char *part)
 {
@@ -68,6 +69,28 @@ static void the_loop_is_observed_once_and_then_only_grows(void **state)
     assert_true(f->graph->loop.outputs_held);
 }
 
+/* A loop that calls zero_grad() between forward and backward needs less than one that adds to gradients. */
+static void gradients_are_added_to_until_they_are_seen_cleared(void **state)
+{
+    pipeline *f = *state;
+    f->seen.gradients_live_in_forward = true;
+    assert_int_equal(observe_line(f, "loop"), MS_DRIFT_LOOP);
+    assert_true(ms__sim_accumulates(&f->graph->loop));
+    pipeline_replan(f);
+    f->seen.gradients_cleared = true;
+    assert_int_equal(observe_line(f, "loop"), MS_DRIFT_LOOP);
+    assert_false(ms__sim_accumulates(&f->graph->loop));
+    pipeline_replan(f);
+    f->seen.peak_bytes = f->plan->replay.peak_bytes;
+    f->seen.step_ns = f->plan->replay.step_ns;
+    assert_int_equal(observe(f), MS_DRIFT_NONE);
+    f->seen.gradients_live_in_forward = f->seen.gradients_cleared = false; /* none lived: nothing was learnt */
+    assert_int_equal(observe(f), MS_DRIFT_NONE);
+    f->seen.gradients_live_in_forward = true;
+    assert_int_equal(observe(f), MS_DRIFT_LOOP);
+    assert_true(ms__sim_accumulates(&f->graph->loop));
+}
+
 static void the_optimizers_state_is_corrected(void **state)
 {
     pipeline *f = *state;
@@ -102,6 +125,32 @@ static void the_third_plan_stays_within_the_budget(void **state)
     assert_int_equal(observe(f), MS_DRIFT_NONE);
     f->seen.peak_bytes = f->plan->pressure.allowed_bytes + 50 * MIB;
     assert_int_not_equal(observe(f), MS_DRIFT_NONE);
+}
+
+/* A machine that is slow at everything keeps its plan; its times are told at its pace from the next step on. */
+static void a_slow_machine_keeps_its_plan_and_is_told_at_its_pace(void **state)
+{
+    pipeline *f = *state;
+    uint64_t idle_ns = f->plan->replay.step_ns;
+    char *before = ms_plan_to_json(f->plan);
+    f->seen.step = f->seen.plan_steps = 2;
+    f->seen.step_ns = 3 * idle_ns;
+    assert_int_equal(observe_line(f, "predicted for an idle machine (+200"), MS_DRIFT_NONE);
+    assert_int_equal(f->hardware->pace_permille, 3000);
+    assert_int_equal(ms_hardware_at_pace(f->hardware, idle_ns), 3 * idle_ns);
+    f->seen.step_ns = 3 * idle_ns + idle_ns / 10;
+    assert_int_equal(observe_line(f, "predicted (+3.3%)"), MS_DRIFT_NONE);
+    assert_int_equal(f->hardware->pace_permille, 3000);
+    pipeline_replan(f);
+    char *after = ms_plan_to_json(f->plan), *table = ms_plan_table(f->plan, f->hardware);
+    assert_string_equal(before, after);
+    assert_non_null(strstr(table, "as steps here take 3.00 times as long"));
+    f->seen.step_ns = idle_ns; /* the machine is idle again: half of the way at each step */
+    observe(f);
+    assert_int_equal(f->hardware->pace_permille, 2000);
+    ms_free(before);
+    ms_free(after);
+    ms_free(table);
 }
 
 /* Unknown scratch is added, and the next plan leaves room for it. */
@@ -173,6 +222,47 @@ static void a_peak_over_the_budget_is_always_corrected(void **state)
     f->seen.peak_bytes = f->config.memory_budget_bytes + 4 * MIB; /* less than 5% */
     assert_int_equal(observe(f), MS_DRIFT_PEAK);
     assert_true(f->hardware->process.scratch_bytes > 100 * MIB);
+}
+
+static void only_the_budget_that_was_given_can_be_exceeded(void **state)
+{
+    pipeline *f = *state;
+    f->seen.peak_bytes = f->plan->pressure.allowed_bytes;
+    assert_false(ms_pipeline_over_budget(f->plan, &f->seen));
+    f->seen.peak_bytes++;
+    assert_true(ms_pipeline_over_budget(f->plan, &f->seen));
+    f->plan->pressure.budget_given = false;
+    assert_false(ms_pipeline_over_budget(f->plan, &f->seen));
+    f->plan->pressure.budget_given = true;
+    f->seen.peak_bytes = MS_UNSET;
+    assert_false(ms_pipeline_over_budget(f->plan, &f->seen));
+}
+
+/* A moment of other work would look like a wrong prediction. */
+static void times_of_short_steps_are_not_compared(void **state)
+{
+    pipeline *f = *state;
+    f->plan->replay.step_ns = 200000000;
+    f->seen.step_ns = 260000000;
+    (void)observe_line(f, "time 260.00 ms measured, 200.00 ms predicted for an idle machine (+30.0%);");
+    f->plan->replay.step_ns--;
+    (void)observe_line(f, "; time 260.00 ms measured; ");
+    f->plan->replay.step_ns = 260000000;
+    f->seen.step_ns = 199999999;
+    (void)observe_line(f, "; time 200.00 ms measured; ");
+}
+
+/* It may be maps of other shapes, which the cache gives up. */
+static void a_peak_over_the_plan_within_a_budget_is_left_alone(void **state)
+{
+    pipeline *f = *state;
+    uint64_t scratch = f->hardware->process.scratch_bytes;
+    f->plan->pressure.allowed_bytes = 2 * f->seen.peak_bytes;
+    f->seen.peak_bytes += f->seen.peak_bytes / 2;
+    assert_int_equal(observe(f), MS_DRIFT_NONE);
+    assert_int_equal(f->hardware->process.scratch_bytes, scratch);
+    f->plan->pressure.budget_given = false;
+    assert_int_equal(observe(f), MS_DRIFT_PEAK);
 }
 
 static void a_small_difference_of_the_peak_is_ignored(void **state)
@@ -358,6 +448,29 @@ static void the_first_step_under_a_plan_corrects_no_time(void **state)
     assert_int_equal(observe(f), MS_DRIFT_NONE);
 }
 
+/* A device's times come late: the step that was timed counts, not the one that has just ended. */
+static void a_late_time_counts_for_its_own_step(void **state)
+{
+    pipeline *f = *state;
+    char *line;
+    ms_error err;
+    ms_drift drift;
+    f->seen.step_ns = f->plan->replay.step_ns * 2;
+    f->seen.time_lag = 2;
+    f->seen.step = 3;
+    f->seen.plan_steps = 3;
+    assert_int_equal(observe(f), MS_DRIFT_NONE);
+    f->seen.step = 5;
+    f->seen.plan_steps = 3;
+    assert_int_equal(observe(f), MS_DRIFT_NONE);
+    f->seen.step = 6;
+    f->seen.plan_steps = 4;
+    assert_ms_ok(ms_pipeline_observe(f->graph, f->hardware, &f->config, f->plan, &f->seen, &drift, &line, &err), err);
+    assert_int_equal(drift, MS_DRIFT_TIME);
+    assert_non_null(strstr(line, "time of step 4 "));
+    ms_free(line);
+}
+
 static void nothing_is_corrected_out_of_memory(void **state)
 {
     pipeline *f = *state;
@@ -379,8 +492,12 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_step_as_planned_changes_nothing, pipeline_open, pipeline_close),
         cmocka_unit_test_setup_teardown(unmeasured_values_change_nothing, pipeline_open, pipeline_close),
         cmocka_unit_test_setup_teardown(the_loop_is_observed_once_and_then_only_grows, pipeline_open, pipeline_close),
+        cmocka_unit_test_setup_teardown(gradients_are_added_to_until_they_are_seen_cleared, pipeline_open,
+                                        pipeline_close),
         cmocka_unit_test_setup_teardown(the_optimizers_state_is_corrected, pipeline_open, pipeline_close),
         cmocka_unit_test_setup_teardown(the_third_plan_stays_within_the_budget, pipeline_open, pipeline_close),
+        cmocka_unit_test_setup_teardown(a_slow_machine_keeps_its_plan_and_is_told_at_its_pace, pipeline_open,
+                                        pipeline_close),
         cmocka_unit_test_setup_teardown(a_peak_over_the_plan_grows_scratch, pipeline_open, pipeline_close),
         cmocka_unit_test_setup_teardown(a_peak_is_added_once_if_the_plan_stays, pipeline_open, pipeline_close),
         cmocka_unit_test_setup_teardown(a_step_of_smaller_inputs_can_only_raise_scratch, pipeline_open, pipeline_close),
@@ -389,11 +506,16 @@ int main(void)
         cmocka_unit_test_setup_teardown(expected_scratch_is_corrected, pipeline_open, pipeline_close),
         cmocka_unit_test_setup_teardown(scratch_is_corrected_with_a_new_loop, pipeline_open, pipeline_close),
         cmocka_unit_test_setup_teardown(a_peak_over_the_budget_is_always_corrected, pipeline_open, pipeline_close),
+        cmocka_unit_test_setup_teardown(a_peak_over_the_plan_within_a_budget_is_left_alone, pipeline_open,
+                                        pipeline_close),
+        cmocka_unit_test_setup_teardown(only_the_budget_that_was_given_can_be_exceeded, pipeline_open, pipeline_close),
+        cmocka_unit_test_setup_teardown(times_of_short_steps_are_not_compared, pipeline_open, pipeline_close),
         cmocka_unit_test_setup_teardown(a_small_difference_of_the_peak_is_ignored, pipeline_open, pipeline_close),
         cmocka_unit_test_setup_teardown(scratch_shrinks_rarely_and_does_not_oscillate, pipeline_open, pipeline_close),
         cmocka_unit_test_setup_teardown(held_bytes_of_the_baseline_count_once, pipeline_open, pipeline_close),
         cmocka_unit_test_setup_teardown(a_reserve_that_is_kept_does_not_shrink, pipeline_open, pipeline_close),
         cmocka_unit_test_setup_teardown(time_is_corrected_early_and_then_rarely, pipeline_open, pipeline_close),
+        cmocka_unit_test_setup_teardown(a_late_time_counts_for_its_own_step, pipeline_open, pipeline_close),
         cmocka_unit_test_setup_teardown(the_first_step_under_a_plan_corrects_no_time, pipeline_open, pipeline_close),
         cmocka_unit_test_setup_teardown(nothing_is_corrected_out_of_memory, pipeline_open, pipeline_close),
     };

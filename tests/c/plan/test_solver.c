@@ -394,6 +394,29 @@ static void a_uniform_plan_needs_no_graph(void **state)
     ms_free(hardware);
 }
 
+/* The first steps of a model that can't be traced keep a small budget too. */
+static void windows_of_a_blind_plan_are_a_small_part_of_the_budget(void **state)
+{
+    (void)state;
+    ms_hardware *hardware = fixture_real_hardware();
+    ms_config config;
+    ms_plan *plan;
+    ms_error err;
+    ms_config_default(&config);
+    hardware->process.baseline_bytes = 300000000;
+    const struct {
+        uint64_t budget_bytes, window_bytes;
+    } cases[] = {{380000000, 10000000}, {301000000, 4 << 20}, {200000000, 4 << 20}, {9000000000, 256 << 20}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        config.memory_budget_bytes = cases[i].budget_bytes;
+        assert_ms_ok(ms_plan_uniform(NULL, hardware, &config, MS_TECHNIQUE_COUNT, &plan, &err), err);
+        assert_int_equal(plan->write_window_bytes, cases[i].window_bytes);
+        assert_int_equal(plan->read_window_bytes, cases[i].window_bytes);
+        ms_plan_free(plan);
+    }
+    ms_free(hardware);
+}
+
 static void a_uniform_plan_uses_its_technique_where_admitted(void **state)
 {
     (void)state;
@@ -428,6 +451,7 @@ int main(void)
         cmocka_unit_test(long_chains_are_solved_too),
         cmocka_unit_test(it_fails_cleanly_out_of_memory),
         cmocka_unit_test(a_uniform_plan_needs_no_graph),
+        cmocka_unit_test(windows_of_a_blind_plan_are_a_small_part_of_the_budget),
         cmocka_unit_test(a_uniform_plan_uses_its_technique_where_admitted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

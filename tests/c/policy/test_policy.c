@@ -4,13 +4,22 @@
  */
 #include "plan_fixture.h"
 
+#define STRATEGY(mode, recomputes, moves, permille, base) \
+    "{\"mode\":\"" mode "\",\"enable_checkpointing\":" recomputes ",\"enable_offloading\":" moves \
+    ",\"search_permille\":" permille ",\"second_permille\":0,\"base_cost\":" base "}"
+#define FEATURE(name, least, usual, most, is_checked) \
+    "{\"name\":\"" name "\",\"least\":" least ",\"usual\":" usual ",\"most\":" most ",\"is_checked\":" is_checked "}"
+
 static const char two_trees[] =
-    "{\"name\":\"test\",\"strategies\":["
-    "{\"mode\":\"conservative\",\"enable_checkpointing\":true,\"enable_offloading\":false},"
-    "{\"mode\":\"aggressive\",\"enable_checkpointing\":false,\"enable_offloading\":true}],"
-    "\"trees\":[[{\"feature\":\"pressure_permille\",\"at_most\":1200,\"then\":1,\"else\":2},"
-    "{\"scores\":[3,1]},{\"scores\":[1,3]}],"
-    "[{\"feature\":\"layer_count\",\"at_most\":10,\"then\":1,\"else\":2},{\"scores\":[0,1]},{\"scores\":[5,0]}]]}";
+    "{\"name\":\"test\",\"features\":[" FEATURE("pressure_permille", "0", "1000", "90000", "false") "," FEATURE(
+        "layer_count", "1", "8", "400",
+        "true") "],\"strategies\":[" STRATEGY("conservative", "true", "false", "1000",
+                                              "0") "," STRATEGY("aggressive", "false", "true", "250",
+                                                                "1") "],"
+                                                                     "\"trees\":[{\"strategy\":0,\"nodes\":[[0,1200,1,"
+                                                                     "2],[1],[4]]},"
+                                                                     "{\"strategy\":1,\"nodes\":[[1,10,1,2],[2],[5]]}]"
+                                                                     "}";
 
 static ms_policy *policy_of(const char *body)
 {
@@ -23,7 +32,7 @@ static ms_policy *policy_of(const char *body)
     return policy;
 }
 
-static void scores_add_up_over_the_trees(void **state)
+static void costs_add_up_over_the_trees(void **state)
 {
     (void)state;
     ms_policy *policy = policy_of(two_trees);
@@ -31,9 +40,9 @@ static void scores_add_up_over_the_trees(void **state)
         uint64_t permille, layers;
         ms_mode mode;
     } cases[] = {
-        {1200, 10, MS_MODE_CONSERVATIVE}, /* 3:2 */
-        {1201, 10, MS_MODE_AGGRESSIVE},   /* 1:4 */
-        {1201, 11, MS_MODE_CONSERVATIVE}, /* 6:3 */
+        {1200, 10, MS_MODE_CONSERVATIVE}, /* 1:3 */
+        {1201, 10, MS_MODE_AGGRESSIVE},   /* 4:3 */
+        {1201, 11, MS_MODE_CONSERVATIVE}, /* 4:6 */
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         ms_strategy_context context = {0};
@@ -42,6 +51,7 @@ static void scores_add_up_over_the_trees(void **state)
         ms_strategy chosen = ms_policy_choose(policy, &context);
         assert_int_equal(chosen.mode, cases[i].mode);
         assert_int_equal(chosen.enable_offloading, cases[i].mode == MS_MODE_AGGRESSIVE);
+        assert_int_equal(chosen.search_permille, cases[i].mode == MS_MODE_AGGRESSIVE ? 250 : 1000);
     }
     ms_policy_free(policy);
 }
@@ -62,14 +72,23 @@ static void a_malformed_artifact_is_refused(void **state)
     const struct {
         const char *from, *to, *part;
     } bodies[] = {
-        {"\"then\":1", "\"then\":0", "then"},                /* not after its parent: a loop */
-        {"\"else\":2", "\"else\":3", "else"},                /* beyond the tree */
-        {"pressure_permille", "colour", "feature"},          /* unknown */
-        {"{\"scores\":[1,3]}", "{\"scores\":[1]}", "score"}, /* one strategy has no score */
-        {"[3,1]", "[3,1099511627777]", "scores"},
+        {"1200,1,2", "1200,0,2", "[2]"},                     /* not after its parent: a loop */
+        {"1200,1,2", "1200,1,3", "[3]"},                     /* beyond the tree */
+        {"[0,1200", "[2,1200", "[0]"},                       /* no such feature */
+        {"1200,1,2", "9223372036854775808,1,2", "integer"},  /* a threshold out of range */
+        {"1200,1,2", "-1,1,2", "[1]"},
+        {"[1],[4]", "[1],[4,4]", "split"},
+        {"[4]", "[1099511627777]", "[0]"},
+        {"[4]", "[0,1,1,2]", "last node"},
+        {"pressure_permille", "colour", "name"},
+        {"layer_count", "pressure_permille", "twice"},
+        {"\"usual\":8", "\"usual\":500", "usual"},
         {"conservative", "careful", "mode"},
+        {"\"search_permille\":250", "\"search_permille\":0", "search_permille"},
+        {"\"second_permille\":0", "\"second_permille\":1001", "second_permille"},
+        {"\"strategy\":1", "\"strategy\":2", "strategy"},
         {"\"name\":\"test\",", "", "name"},
-        {"{\"scores\":[5,0]}", "{\"feature\":\"on_gpu\",\"at_most\":0,\"then\":1,\"else\":2}", "last node"},
+        {"\"nodes\":[[1,10,1,2],[2],[5]]", "\"nodes\":[]", "a node"},
     };
     ms_error err;
     ms_policy *policy = NULL;
@@ -83,14 +102,75 @@ static void a_malformed_artifact_is_refused(void **state)
     char *touched = changed(artifact, "1200", "1300");
     assert_ms_fails(ms_policy_parse(touched, &policy, &err), MS_EFORMAT, err, "checksum");
     free(touched);
-    touched = changed(artifact, "\"version\": 1", "\"version\": 2");
+    touched = changed(artifact, "\"version\":2", "\"version\":1");
     assert_ms_fails(ms_policy_parse(touched, &policy, &err), MS_EVERSION, err, "version");
     free(touched);
-    for (size_t length = strlen(artifact) - 2; length > 0; length -= length > 40 ? 37 : 1) {
+    touched = changed(artifact, "\"version\":2", "\"version\":3");
+    assert_ms_fails(ms_policy_parse(touched, &policy, &err), MS_EVERSION, err, "version");
+    free(touched);
+    for (size_t length = strlen(artifact) - 1; length > 0; length -= length > 40 ? 37 : 1) {
         artifact[length] = '\0';
         assert_ms_fails(ms_policy_parse(artifact, &policy, &err), MS_EFORMAT, err, "policy");
     }
     ms_free(artifact);
+}
+
+static void an_artifact_of_100_mb_is_refused_unread(void **state)
+{
+    (void)state;
+    ms_error err;
+    ms_policy *policy = NULL;
+    const size_t bytes = 100000000;
+    char *text = malloc(bytes + 1);
+    memset(text, '[', bytes);
+    text[bytes] = '\0';
+    assert_ms_fails(ms_policy_parse(text, &policy, &err), MS_EFORMAT, err, "at most 4194304 bytes");
+    free(text);
+}
+
+static void a_policy_says_what_it_was_not_trained_for(void **state)
+{
+    (void)state;
+    char why[MS_REASON_MAX] = "";
+    ms_policy *policy = policy_of(two_trees);
+    ms_strategy_context context = {0};
+    context.value[MS_FEATURE_PRESSURE_PERMILLE] = 100000; /* not checked */
+    context.value[MS_FEATURE_LAYER_COUNT] = 400;
+    assert_true(ms_policy_covers(policy, &context, why));
+    context.value[MS_FEATURE_LAYER_COUNT] = 401;
+    assert_false(ms_policy_covers(policy, &context, why));
+    assert_string_equal(why, "layer_count 401 is above 400, the most that policy \"test\" was trained for");
+    context.value[MS_FEATURE_LAYER_COUNT] = 0;
+    assert_false(ms_policy_covers(policy, &context, why));
+    assert_non_null(strstr(why, "layer_count 0 is below 1, the least"));
+    ms_policy_free(policy);
+}
+
+static void a_choice_is_explained_by_the_features_that_made_it(void **state)
+{
+    (void)state;
+    char text[MS_REASON_MAX];
+    ms_policy *policy = policy_of(two_trees);
+    ms_strategy_context context = {0};
+    context.value[MS_FEATURE_PRESSURE_PERMILLE] = 1000; /* usual: no reason */
+    context.value[MS_FEATURE_LAYER_COUNT] = 20;
+    ms_policy_explain(policy, &context, text);
+    assert_string_equal(text, "policy \"test\": conservative rather than offload, quick, because layer_count is high");
+    ms_policy_free(policy);
+}
+
+static void the_table_of_strategies_begins_with_the_widest(void **state)
+{
+    (void)state;
+    ms_strategy strategy, widest = ms_strategy_widest();
+    size_t count = 0;
+    for (; ms_strategy_at(count, &strategy); count++) {
+        assert_true(strategy.mode <= widest.mode && strategy.search_permille <= widest.search_permille);
+        assert_true(strategy.search_permille > 0);
+    }
+    assert_true(count > 1 && widest.enable_checkpointing && widest.enable_offloading);
+    assert_true(ms_strategy_at(0, &strategy));
+    assert_string_equal(ms_strategy_name(&strategy), ms_strategy_name(&widest));
 }
 
 static void reading_an_artifact_leaks_nothing_out_of_memory(void **state)
@@ -192,9 +272,12 @@ static void a_strategy_that_fits_no_plan_is_widened(void **state)
 {
     (void)state;
     /* Keeps everything at any pressure. */
-    ms_policy *policy = policy_of("{\"name\":\"lazy\",\"strategies\":[{\"mode\":\"conservative\","
-                                  "\"enable_checkpointing\":false,\"enable_offloading\":false}],"
-                                  "\"trees\":[[{\"scores\":[1]}]]}");
+    ms_policy *policy = policy_of("{\"name\":\"lazy\",\"features\":[" FEATURE(
+        "on_gpu", "0", "0", "1",
+        "false") "],"
+                 "\"strategies\":[" STRATEGY("conservative", "false", "false", "1000",
+                                             "0") "],"
+                                                  "\"trees\":[{\"strategy\":0,\"nodes\":[[1]]}]}");
     ms_config config;
     ms_config_default(&config);
     config.memory_budget_bytes = need_bytes() * 4 / 5;
@@ -203,6 +286,111 @@ static void a_strategy_that_fits_no_plan_is_widened(void **state)
     assert_non_null(strstr(found.decision.reason, "narrower"));
     ms_free(found.plan);
     ms_policy_free(policy);
+}
+
+static void what_a_policy_was_not_trained_for_is_left_to_the_rules(void **state)
+{
+    (void)state;
+    ms_policy *policy = policy_of("{\"name\":\"fast\",\"features\":[" FEATURE(
+        "matmul_flops_per_s", "1", "1", "2",
+        "true") "],"
+                "\"strategies\":[" STRATEGY("conservative", "false", "false", "1000",
+                                            "0") "],"
+                                                 "\"trees\":[{\"strategy\":0,\"nodes\":[[1]]}]}");
+    ms_config config;
+    ms_config_default(&config);
+    config.memory_budget_bytes = need_bytes() * 4 / 5;
+    answer found = plan_by(&config, policy, false), rules = plan_by(&config, NULL, true);
+    assert_int_equal(found.decision.source, MS_DECISION_SOURCE_RULE_FALLBACK);
+    assert_non_null(strstr(found.decision.reason, "is above 2, the most that policy \"fast\" was trained for"));
+    assert_int_equal(found.decision.strategy.mode, rules.decision.strategy.mode);
+    ms_free(found.plan);
+    ms_free(rules.plan);
+    ms_policy_free(policy);
+}
+
+static void a_shorter_search_replays_less_and_still_fits(void **state)
+{
+    (void)state;
+    ms_error err;
+    ms_config config;
+    ms_graph *graph = fixture_graph(0);
+    ms_hardware *hardware = fixture_real_hardware();
+    ms_config_default(&config);
+    config.memory_budget_bytes = need_bytes() * 4 / 5;
+    ms_strategy strategy = ms_strategy_widest();
+    ms_strategy_outcome wide, brief;
+    assert_ms_ok(ms_pipeline_try_strategy(graph, hardware, &config, &strategy, &wide, &err), err);
+    strategy.search_permille = 50;
+    assert_ms_ok(ms_pipeline_try_strategy(graph, hardware, &config, &strategy, &brief, &err), err);
+    assert_true(wide.fits && brief.fits);
+    assert_true(brief.replayed_events < wide.replayed_events / 2);
+    assert_true(wide.step_ns > 0 && brief.step_ns > 0);
+    config.memory_budget_bytes = 1000;
+    assert_ms_ok(ms_pipeline_try_strategy(graph, hardware, &config, &strategy, &brief, &err), err);
+    assert_false(brief.fits);
+    ms_graph_free(graph);
+    ms_free(hardware);
+}
+
+static void of_two_searches_the_better_plan_is_taken(void **state)
+{
+    (void)state;
+    ms_error err;
+    ms_config config;
+    ms_graph *graph = fixture_graph(0);
+    ms_hardware *hardware = fixture_real_hardware();
+    ms_config_default(&config);
+    config.memory_budget_bytes = need_bytes() * 4 / 5;
+    /* Keeping everything does not fit; a search without moves does. */
+    ms_strategy keep = {MS_MODE_AGGRESSIVE, false, false, 1000, 0}, both = keep, second;
+    both.second_permille = 250;
+    assert_true(ms_strategy_second(&both, &second));
+    ms_strategy_outcome alone, other, better;
+    assert_ms_ok(ms_pipeline_try_strategy(graph, hardware, &config, &keep, &alone, &err), err);
+    assert_ms_ok(ms_pipeline_try_strategy(graph, hardware, &config, &second, &other, &err), err);
+    assert_ms_ok(ms_pipeline_try_strategy(graph, hardware, &config, &both, &better, &err), err);
+    assert_false(alone.fits);
+    assert_true(better.fits && better.step_ns == other.step_ns && better.peak_bytes == other.peak_bytes);
+    assert_int_equal(better.replayed_events, alone.replayed_events + other.replayed_events);
+    ms_graph_free(graph);
+    ms_free(hardware);
+}
+
+static void the_context_compares_uniform_plans(void **state)
+{
+    (void)state;
+    ms_error err;
+    ms_config config;
+    ms_strategy_context context;
+    ms_graph *graph = fixture_graph(0);
+    ms_hardware *hardware = fixture_real_hardware();
+    ms_config_default(&config);
+    config.memory_budget_bytes = need_bytes() * 4 / 5;
+    assert_ms_ok(ms_pipeline_context(graph, hardware, &config, &context, &err), err);
+    const uint64_t *value = context.value;
+    assert_in_range(value[MS_FEATURE_PRESSURE_PERMILLE], 1250, 1260); /* rounded */
+    assert_true(value[MS_FEATURE_EVENT_COUNT] > 0);
+    assert_in_range(value[MS_FEATURE_RECOMPUTE_PEAK_PERMILLE], 1, value[MS_FEATURE_PRESSURE_PERMILLE] - 1);
+    assert_true(value[MS_FEATURE_RECOMPUTE_STEP_PERMILLE] > 1000);
+    assert_in_range(value[MS_FEATURE_FIXED_PERMILLE], 1, value[MS_FEATURE_RECOMPUTE_PEAK_PERMILLE]);
+    ms_graph_free(graph);
+    ms_free(hardware);
+}
+
+static void without_a_tier_the_rules_still_admit_masks_as_bits(void **state)
+{
+    (void)state;
+    ms_config config;
+    ms_strategy_decision decision = {0};
+    ms_strategy_context context = {0};
+    ms_config_default(&config);
+    context.value[MS_FEATURE_PRESSURE_PERMILLE] = 2000;
+    ms_policy_rule(&context, &config, &decision);
+    assert_true(decision.strategy.enable_offloading);
+    context.value[MS_FEATURE_ON_GPU] = 1;
+    ms_policy_rule(&context, &config, &decision);
+    assert_false(decision.strategy.enable_offloading);
 }
 
 static void a_budget_that_nothing_fits_is_refused(void **state)
@@ -227,12 +415,21 @@ static void a_budget_that_nothing_fits_is_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(scores_add_up_over_the_trees),
+        cmocka_unit_test(costs_add_up_over_the_trees),
         cmocka_unit_test(a_malformed_artifact_is_refused),
+        cmocka_unit_test(an_artifact_of_100_mb_is_refused_unread),
+        cmocka_unit_test(a_policy_says_what_it_was_not_trained_for),
+        cmocka_unit_test(a_choice_is_explained_by_the_features_that_made_it),
+        cmocka_unit_test(the_table_of_strategies_begins_with_the_widest),
         cmocka_unit_test(reading_an_artifact_leaks_nothing_out_of_memory),
         cmocka_unit_test(the_source_names_the_policy),
         cmocka_unit_test(techniques_switched_off_stay_off),
         cmocka_unit_test(a_strategy_that_fits_no_plan_is_widened),
+        cmocka_unit_test(what_a_policy_was_not_trained_for_is_left_to_the_rules),
+        cmocka_unit_test(a_shorter_search_replays_less_and_still_fits),
+        cmocka_unit_test(of_two_searches_the_better_plan_is_taken),
+        cmocka_unit_test(the_context_compares_uniform_plans),
+        cmocka_unit_test(without_a_tier_the_rules_still_admit_masks_as_bits),
         cmocka_unit_test(a_budget_that_nothing_fits_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -76,7 +76,7 @@ static void faults_are_named(void **state)
         int code;
         const char *text;
     } wrong[] = {
-        {"{\"model_type\":\"t5\"}", 1, 1, MS_EFORMAT, "model_type"},
+        {"{\"model_type\":\"t5\"}", 1, 1, MS_ENOTSUP, "model_type"},
         {"{}", 1, 1, MS_EFORMAT, "model_type"},
         {"{\"model_type\":\"llama\"," SIZES "}", 1, 1, MS_EFORMAT, "intermediate_size"},
         {"{\"model_type\":\"gpt2\",\"n_embd\":64,\"n_layer\":-3,\"n_head\":4,\"vocab_size\":9}", 1, 1, MS_EFORMAT,
@@ -86,7 +86,7 @@ static void faults_are_named(void **state)
          1, 16, MS_EFORMAT, "sliding_window"},
         {"{\"model_type\":\"mistral\",\"intermediate_size\":96,\"num_key_value_heads\":2,\"sliding_window\":1," SIZES
          "}",
-         1, 1, MS_EFORMAT, "sliding_window"},
+         1, 1, MS_ENOTSUP, "sliding_window"},
         {"{\"model_type\":\"gpt2\",\"n_embd\":64,\"n_layer\":3,\"n_head\":4,\"vocab_size\":9,\"n_positions\":8}", 1, 9,
          MS_EINVAL, "positions"},
         {"{\"model_type\":\"bert\"", 1, 1, MS_EFORMAT, "line 1"},

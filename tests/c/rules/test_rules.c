@@ -237,6 +237,27 @@ static void layers_that_cannot_run_again_are_refused(void **state)
     admitted(LARGE, MS_TECHNIQUE_RECOMPUTE, MS_RULE_PRESSURE);
 }
 
+static void compiled_layers_run_again_whole_only(void **state)
+{
+    (void)state;
+    profiles[LARGE].maker_count = 1;
+    nodes[LARGE].flags = MS_NODE_COMPILED;
+    admit();
+    for (int technique = 1; technique < MS_TECHNIQUE_COUNT; technique++) {
+        if (ms_technique_of((ms_technique)technique)->set > 0) {
+            refused(LARGE, (ms_technique)technique, MS_RULE_COMPILED);
+        }
+    }
+    admitted(LARGE, MS_TECHNIQUE_RECOMPUTE, MS_RULE_PRESSURE);
+    admitted(LARGE, MS_TECHNIQUE_OFFLOAD_DISK, MS_RULE_PRESSURE);
+    assert_false(admissions[LARGE].packs);
+    assert_int_equal(admissions[LARGE].packing_rule, MS_RULE_COMPILED);
+    nodes[LARGE].flags = 0;
+    admit();
+    assert_true(admissions[LARGE].packs);
+    profiles[LARGE].maker_count = 0;
+}
+
 static void an_unhookable_module_is_left_alone(void **state)
 {
     (void)state;
@@ -327,6 +348,10 @@ static void a_gpu_moves_to_the_host(void **state)
     assert_int_equal(ms_rules_disk_cap(&hardware, &config), 0);
     hardware.gpu[0].copy_engines = 2;
     assert_int_equal(ms_rules_host_cap(&hardware, &config), 64 * GB);
+    assert_int_equal(ms_rules_pinned(&hardware, &config), hardware.ram.available_bytes / 2);
+    config.pinned_pool_bytes = 3 * GB;
+    assert_int_equal(ms_rules_pinned(&hardware, &config), 3 * GB);
+    config.pinned_pool_bytes = MS_UNSET;
     admit();
     admitted(LARGE, MS_TECHNIQUE_OFFLOAD_HOST, MS_RULE_PRESSURE);
     admitted(LARGE, MS_TECHNIQUE_RECOMPUTE_OFFLOAD_INPUT, MS_RULE_PRESSURE);
@@ -360,6 +385,7 @@ int main(void)
         cmocka_unit_test_setup(the_conservative_mode_only_recomputes, set_up),
         cmocka_unit_test_setup(flags_switch_techniques_off, set_up),
         cmocka_unit_test_setup(layers_that_cannot_run_again_are_refused, set_up),
+        cmocka_unit_test_setup(compiled_layers_run_again_whole_only, set_up),
         cmocka_unit_test_setup(an_unhookable_module_is_left_alone, set_up),
         cmocka_unit_test_setup(small_layers_stay_unless_forced, set_up),
         cmocka_unit_test_setup(low_pressure_touches_the_larger_layers_only, set_up),

@@ -90,26 +90,35 @@ static void scratch_grows_with_the_step_until_it_is_measured(void **state)
     assert_int_equal(little, 70 * MB);
 }
 
+enum { MOST_STORAGES = 2800 };
+
+static uint64_t scratch_of_storages(uint32_t count, uint64_t bytes)
+{
+    static uint64_t storages[MOST_STORAGES];
+    ms_process process = {.scratch_bytes = 900 * MB, .reserve_bytes = 45 * MB, .products_bytes = 55 * MB};
+    for (uint32_t k = 0; k < count; k++) {
+        storages[k] = bytes;
+    }
+    ms_profile profile = {.storage_count = count, .storage_bytes = storages};
+    ms_node node = {.profile = 0};
+    ms_graph graph = {.profile_count = 1, .profiles = &profile, .node_count = 1, .nodes = &node};
+    return ms__process_scratch(&process, &graph);
+}
+
 /* Storages that libc's heap holds leave fragments: they take more than maps of the same bytes, tiny ones not. */
 static void scratch_is_larger_for_storages_in_libcs_heap(void **state)
 {
     (void)state;
-    enum { COUNT = 800 };
-    uint64_t storages[COUNT], scratch[3];
-    static const uint64_t sizes[] = {2 << 20, 64 << 10, 4 << 10};
-    ms_process process = {.scratch_bytes = 900 * MB, .reserve_bytes = 45 * MB, .products_bytes = 55 * MB};
-    for (int i = 0; i < 3; i++) {
-        for (int k = 0; k < COUNT; k++) {
-            storages[k] = sizes[i];
-        }
-        ms_profile profile = {.storage_count = COUNT, .storage_bytes = storages};
-        ms_node node = {.profile = 0};
-        ms_graph graph = {.profile_count = 1, .profiles = &profile, .node_count = 1, .nodes = &node};
-        scratch[i] = ms__process_scratch(&process, &graph);
-    }
-    assert_in_range(scratch[0], 45 * MB, 55 * MB); /* 1.6 GB in maps */
-    assert_in_range(scratch[1], 45 * MB, 55 * MB); /* 52 MB in the heap */
-    assert_in_range(scratch[2], 20 * MB, 25 * MB);
+    assert_in_range(scratch_of_storages(800, 2 << 20), 45 * MB, 55 * MB);  /* 1.6 GB in maps */
+    assert_in_range(scratch_of_storages(400, 64 << 10), 32 * MB, 38 * MB); /* 26 MB in the heap */
+    assert_in_range(scratch_of_storages(800, 4 << 10), 20 * MB, 25 * MB);
+}
+
+/* Recurrent layers: a small model that ran in 490 MB was refused 570 MB. */
+static void fragments_are_filled_by_later_storages(void **state)
+{
+    (void)state;
+    assert_in_range(scratch_of_storages(MOST_STORAGES, 64 << 10), 45 * MB, 55 * MB); /* 183 MB in the heap */
 }
 
 /* oneDNN generates code for each shape. */
@@ -119,7 +128,7 @@ static void scratch_is_larger_with_convolutions(void **state)
     ms_process process = {.scratch_bytes = 900 * MB, .reserve_bytes = 45 * MB, .products_bytes = 55 * MB};
     ms_graph without = {.small_products = true}, with = {.small_products = true, .convolutions = true};
     uint64_t more = ms__process_scratch(&process, &with) - ms__process_scratch(&process, &without);
-    assert_in_range(more, 15 * MB, 25 * MB);
+    assert_in_range(more, 10 * MB, 15 * MB);
 }
 
 /* If no driver describes a GPU, its figures come from the framework and nothing is moved. */
@@ -135,10 +144,15 @@ static void a_gpu_may_be_known_to_the_framework_alone(void **state)
     assert_int_equal(machine.gpu[1].copy_engines, 0);
     assert_true(machine.gpu[1].matmul_flops_per_s > 0 && machine.gpu[1].to_host_bytes_per_s > 0);
     /* One that is known keeps its rates. */
-    machine.gpu[0] = (ms_gpu){.total_bytes = 80 * MB, .copy_engines = 2, .matmul_flops_per_s = 7};
+    machine.gpu[0] = (ms_gpu){.total_bytes = 98 * MB, .copy_engines = 2, .matmul_flops_per_s = 7};
     assert_ms_ok(ms_hardware_see_gpu(&machine, 0, &sight, &err), err);
     assert_int_equal(machine.gpu[0].matmul_flops_per_s, 7);
     assert_int_equal(machine.gpu[0].free_bytes, 60 * MB);
+    assert_int_equal(machine.gpu[0].total_bytes, 100 * MB);
+    /* A MIG slice beside its card. */
+    machine.gpu[0] = (ms_gpu){.name = "whole", .total_bytes = 800 * MB, .free_bytes = 5};
+    assert_ms_fails(ms_hardware_see_gpu(&machine, 0, &sight, &err), MS_ENOTSUP, err, "MIG");
+    assert_int_equal(machine.gpu[0].free_bytes, 5);
     assert_int_equal(ms_hardware_see_gpu(&machine, MS_GPU_MAX, &sight, &err), MS_EINVAL);
     machine.gpu_count = 0;
 }
@@ -160,14 +174,45 @@ static void a_baseline_grows_and_never_shrinks(void **state)
     assert_int_equal(machine.process.baseline_bytes, 3 + 5 + 8 * MB);
 }
 
-static void a_gpus_baseline_does_not_grow(void **state)
+static void a_baseline_takes_in_what_compiled_code_holds(void **state)
+{
+    (void)state;
+    ms_error err;
+    uint64_t bytes, without;
+    assert_ms_ok(ms_process_beside_tensors(0, &bytes, &err), err);
+    assert_ms_ok(ms_process_beside_tensors(UINT64_MAX, &without, &err), err);
+    assert_true(bytes > MB && without == 0);
+    machine.device = -1;
+    machine.process.baseline_bytes = 50;
+    ms_hardware_grow_by(&machine, 100, 130);
+    assert_int_equal(machine.process.baseline_bytes, 80);
+    ms_hardware_grow_by(&machine, 130, 100); /* never shrinks */
+    assert_int_equal(machine.process.baseline_bytes, 80);
+    machine.process.baseline_bytes = 0; /* not measured: the plan assumes one */
+    ms_hardware_grow_by(&machine, 100, 130);
+    assert_int_equal(machine.process.baseline_bytes, 0);
+    machine.process.baseline_bytes = 80;
+    machine.gpu_count = 1;
+    machine.device = 0;
+    ms_hardware_grow_by(&machine, 100, 130);
+    assert_int_equal(machine.process.baseline_bytes, 80);
+    machine.gpu_count = 0;
+    machine.device = -1;
+}
+
+/* By what is allocated since, if it was expected: the rest is the step's own. */
+static void a_gpus_baseline_grows_by_what_was_expected(void **state)
 {
     (void)state;
     ms_error err;
     machine.gpu_count = 1;
     assert_ms_ok(ms_hardware_set_process(&machine, 0, 12345, &err), err);
-    assert_ms_ok(ms_hardware_grow_process(&machine, 0, 7, &err), err);
+    assert_ms_ok(ms_hardware_grow_process(&machine, 12000, 7, &err), err);
     assert_int_equal(machine.process.baseline_bytes, 12345);
+    assert_ms_ok(ms_hardware_grow_process(&machine, 12350, 7, &err), err);
+    assert_int_equal(machine.process.baseline_bytes, 12350);
+    assert_ms_ok(ms_hardware_grow_process(&machine, 20000, 7, &err), err);
+    assert_int_equal(machine.process.baseline_bytes, 12357);
     machine.gpu_count = 0;
     machine.device = -1;
 }
@@ -195,10 +240,12 @@ int main(void)
         cmocka_unit_test(a_gpu_s_baseline_is_what_was_allocated),
         cmocka_unit_test(scratch_grows_with_the_step_until_it_is_measured),
         cmocka_unit_test(scratch_is_larger_for_storages_in_libcs_heap),
+        cmocka_unit_test(fragments_are_filled_by_later_storages),
         cmocka_unit_test(scratch_is_larger_with_convolutions),
         cmocka_unit_test(a_gpu_may_be_known_to_the_framework_alone),
         cmocka_unit_test(a_baseline_grows_and_never_shrinks),
-        cmocka_unit_test(a_gpus_baseline_does_not_grow),
+        cmocka_unit_test(a_baseline_takes_in_what_compiled_code_holds),
+        cmocka_unit_test(a_gpus_baseline_grows_by_what_was_expected),
         cmocka_unit_test(a_large_card_needs_larger_workspaces),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

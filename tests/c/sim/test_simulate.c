@@ -225,6 +225,19 @@ static ms_graph *output_savers(void)
 }
 
 /* A storage that two nodes save is one extent. It stays as long as one of them keeps it. */
+/* The owners' bytes sum to the device's at every sample. Returns those of an owner at one sample. */
+static uint64_t owned(const ms_sample *samples, uint32_t at, ms_owner owner)
+{
+    for (uint32_t i = 0; i < 2 * NODES; i++) {
+        uint64_t sum = 0;
+        for (int k = 0; k < MS_OWNER_COUNT; k++) {
+            sum += samples[i].owner_bytes[k];
+        }
+        assert_int_equal(sum, samples[i].device_bytes);
+    }
+    return samples[at].owner_bytes[owner];
+}
+
 static void a_storage_that_one_node_keeps_stays(void **state)
 {
     (void)state;
@@ -238,10 +251,13 @@ static void a_storage_that_one_node_keeps_stays(void **state)
     assert_int_equal(samples[NODES - 1].lower_tier_bytes, (2 + 8 + 2) * MIB);
     uint64_t fixed = runtime_bytes + MS__SLAB_BYTES;
     assert_int_equal(samples[NODES - 1].device_bytes, fixed + (2 + 8 + 2 + 16) * MIB + LOSS_BYTES);
+    uint64_t kept = owned(samples, NODES - 1, MS_OWNER_LAYERS);
     techniques[2] = MS_TECHNIQUE_OFFLOAD_DISK;
     replay(graph, hardware, techniques, 64 * MIB, 0, samples);
     assert_int_equal(samples[NODES - 1].lower_tier_bytes, (2 + 8 + 2 + 8 + 2) * MIB);
     assert_int_equal(samples[NODES - 1].device_bytes, fixed + (2 + 16) * MIB + LOSS_BYTES);
+    assert_int_equal(kept, owned(samples, NODES - 1, MS_OWNER_LAYERS) + (8 + 2) * MIB);
+    assert_int_equal(owned(samples, 2 * NODES - 1, MS_OWNER_LAYERS), 0);
     assert_int_equal(samples[2 * NODES - 1].lower_tier_bytes, 0);
     ms_graph_free(graph);
     ms_free(hardware);
@@ -286,6 +302,14 @@ static void the_loops_own_bytes_count(void **state)
     graph->loop.observed = true;
     ms_replay added = replay(graph, hardware, techniques, 0, 0, NULL);
     assert_int_equal(added.peak_live_bytes, peak + LAYERS * MIB);
+    graph->loop.external_loss_bytes = 20 * MIB;
+    added = replay(graph, hardware, techniques, 0, 0, NULL);
+    assert_int_equal(added.peak_live_bytes, peak + (20 + LAYERS) * MIB);
+    graph->loop.gradients_cleared = true; /* by zero_grad() between forward and backward */
+    held = replay(graph, hardware, techniques, 0, 0, NULL);
+    assert_int_equal(held.peak_live_bytes, peak + 20 * MIB);
+    graph->loop.gradients_cleared = false;
+    graph->loop.external_loss_bytes = 0;
     graph->loop.gradients_live_in_forward = false;
     graph->loop.outputs_held = true;
     held = replay(graph, hardware, techniques, 0, 0, NULL);
@@ -487,6 +511,37 @@ static void the_peak_on_a_gpu_bounds_any_lead_of_the_host(void **state)
     ms_free(hardware);
 }
 
+static void what_exceeds_pinned_memory_moves_at_the_pageable_rate(void **state)
+{
+    (void)state;
+    ms_graph *graph = two_layers();
+    ms_hardware *hardware = hardware_with_gpu();
+    hardware->gpu[0].pageable_to_host_bytes_per_s = hardware->gpu[0].pageable_from_host_bytes_per_s = 1000 * MIB;
+    const uint8_t techniques[NODES] = {0, MS_TECHNIQUE_OFFLOAD_HOST, MS_TECHNIQUE_OFFLOAD_HOST, 0};
+    ms_choices choices = {.technique = techniques,
+                          .offload_min_bytes = 1,
+                          .write_window_bytes = 64 * MIB,
+                          .read_window_bytes = 8 * MIB,
+                          .waits = true};
+    const uint64_t pinned_bytes[] = {0, UINT64_C(1) << 40, 5 * MIB, 1};
+    uint64_t step_ns[4];
+    ms_replay result;
+    ms_error err;
+    for (int i = 0; i < 4; i++) {
+        choices.pinned_bytes = pinned_bytes[i];
+        assert_ms_ok(ms_simulate(graph, hardware, &choices, &result, NULL, &err), err);
+        step_ns[i] = result.step_ns;
+    }
+    assert_int_equal(step_ns[0], step_ns[1]);
+    assert_true(step_ns[1] < step_ns[2]);
+    assert_true(step_ns[2] < step_ns[3]);
+    hardware->gpu[0].pageable_to_host_bytes_per_s = hardware->gpu[0].pageable_from_host_bytes_per_s = 0; /* unknown */
+    assert_ms_ok(ms_simulate(graph, hardware, &choices, &result, NULL, &err), err);
+    assert_int_equal(result.step_ns, step_ns[0]);
+    ms_graph_free(graph);
+    ms_free(hardware);
+}
+
 static void the_same_documents_give_the_same_replay(void **state)
 {
     (void)state;
@@ -595,6 +650,64 @@ static void evaluations_take_time_on_a_cpu(void **state)
     ms_free(hardware);
 }
 
+/* A measured profile takes its measured times, at the scale of the machine. */
+static void measured_times_replace_computed_ones(void **state)
+{
+    (void)state;
+    static const uint8_t techniques[NODES] = {0};
+    ms_hardware *hardware = fixture_hardware();
+    ms_graph *graph = two_layers();
+    uint64_t computed_ns = replay(graph, hardware, techniques, 8 * MIB, 0, NULL).compute_ns;
+    ms_profile *profile = &graph->profiles[graph->nodes[1].profile];
+    profile->forward_ns = 300000000;
+    profile->backward_ns = 500000000;
+    uint64_t measured_ns = replay(graph, hardware, techniques, 8 * MIB, 0, NULL).compute_ns;
+    profile->forward_ns += 7000000;
+    assert_int_equal(replay(graph, hardware, techniques, 8 * MIB, 0, NULL).compute_ns, measured_ns + LAYERS * 7000000);
+    assert_true(measured_ns > computed_ns && measured_ns > LAYERS * 800000000ULL);
+    uint64_t as_it_is_ns = replay(graph, hardware, techniques, 8 * MIB, 0, NULL).compute_ns;
+    hardware->time_scale_permille = 2000;
+    assert_in_range(replay(graph, hardware, techniques, 8 * MIB, 0, NULL).compute_ns, 2 * as_it_is_ns - 10,
+                    2 * as_it_is_ns + 10);
+    ms_graph_free(graph);
+    ms_free(hardware);
+}
+
+/* Products in BF16 and FP16 take their own rate's time on a GPU, or FP32's if theirs is unknown. */
+static void products_take_the_time_of_their_precision(void **state)
+{
+    (void)state;
+    static const uint8_t techniques[NODES] = {0};
+    static const uint64_t expected_ns[] = {1000000000, 250000000, 500000000};
+    ms_hardware *hardware = fixture_hardware();
+    ms_graph *graph = two_layers();
+    hardware->device = 0;
+    hardware->gpu_count = 1;
+    hardware->gpu[0] = (ms_gpu){.total_bytes = 24000 * MIB,
+                                .matmul_flops_per_s = 1000000000,
+                                .bf16_flops_per_s = 4000000000,
+                                .fp16_flops_per_s = 2000000000,
+                                .stream_bytes_per_s = 1000000000000,
+                                .to_host_bytes_per_s = 1000000000,
+                                .from_host_bytes_per_s = 1000000000};
+    ms_event *event = graph->profiles[graph->nodes[1].profile].forward;
+    while (event->kind != MS_EVENT_WORK) {
+        event++;
+    }
+    event->flops = 0;
+    uint64_t without_ns = replay(graph, hardware, techniques, 8 * MIB, 0, NULL).compute_ns;
+    event->flops = 1000000000;
+    for (uint32_t precision = MS_PRECISION_AS_IS; precision <= MS_PRECISION_FP16; precision++) {
+        event->precision = precision;
+        uint64_t took_ns = replay(graph, hardware, techniques, 8 * MIB, 0, NULL).compute_ns - without_ns;
+        assert_in_range(took_ns, LAYERS * (expected_ns[precision] - 1000000), LAYERS * expected_ns[precision]);
+    }
+    hardware->gpu[0].fp16_flops_per_s = 0;
+    assert_true(replay(graph, hardware, techniques, 8 * MIB, 0, NULL).compute_ns - without_ns > LAYERS * 900000000);
+    ms_graph_free(graph);
+    ms_free(hardware);
+}
+
 /* 2^58 bytes at a byte a second take 2^88 ns. Times saturate at UINT64_MAX, and replays end. */
 static void times_beyond_64_bits_saturate(void **state)
 {
@@ -627,6 +740,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(evaluations_take_time_on_a_cpu),
+        cmocka_unit_test(measured_times_replace_computed_ones),
+        cmocka_unit_test(products_take_the_time_of_their_precision),
         cmocka_unit_test(random_numbers_take_time_on_a_cpu),
         cmocka_unit_test(keep_holds_every_saved_tensor),
         cmocka_unit_test(a_loss_outside_is_expected_to_be_a_cross_entropy),
@@ -646,6 +761,7 @@ int main(void)
         cmocka_unit_test(the_timeline_has_every_node_twice),
         cmocka_unit_test(a_gpu_moves_to_host_memory),
         cmocka_unit_test(the_peak_on_a_gpu_bounds_any_lead_of_the_host),
+        cmocka_unit_test(what_exceeds_pinned_memory_moves_at_the_pageable_rate),
         cmocka_unit_test(the_same_documents_give_the_same_replay),
         cmocka_unit_test(it_fails_only_out_of_memory),
         cmocka_unit_test(times_beyond_64_bits_saturate),

@@ -258,6 +258,21 @@ static void table_and_explanation_name_it(void **state)
     assert_non_null(strstr(err.text, "exact_loss_head"));
 }
 
+static void the_table_lists_no_option_without_effect(void **state)
+{
+    fixture *f = *state;
+    ms_plan *plan = fixture_plan_at(f, fixture_smallest_budget(f));
+    ms_plan_option *option = &plan->step_options[MS_STEP_EXACT_LOSS_HEAD];
+    option->saved_bytes = 0;
+    option->gain_ns = 2000;
+    fixture_assert_says(ms_plan_table(plan, f->hardware), "options     exact_loss_head: gains 2.00 us\n");
+    option->gain_ns = 0;
+    char *table = ms_plan_table(plan, f->hardware);
+    assert_null(strstr(table, "exact_loss_head"));
+    ms_free(table);
+    ms_plan_free(plan);
+}
+
 static void options_survive_the_round_trip(void **state)
 {
     fixture *f = *state;
@@ -362,6 +377,7 @@ int main(void)
         TEST(on_a_gpu_the_head_is_refused),
         TEST(plans_stay_monotone),
         TEST(table_and_explanation_name_it),
+        TEST(the_table_lists_no_option_without_effect),
         TEST(options_survive_the_round_trip),
         TEST(a_document_of_other_options_is_refused),
         TEST(a_document_without_options_is_read),

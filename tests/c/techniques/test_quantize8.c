@@ -131,6 +131,9 @@ static void small_tensors_keep_their_floats(void **state)
     assert_ms_ok(ms_adamw_choose_moments(1u << 30, 32, &moments, &err), err);
     assert_int_equal(moments, MS_ADAMW_MOMENTS_FP32);
     assert_ms_fails(ms_adamw_choose_moments(1, 4, &moments, &err), MS_EINVAL, err, "8 and 32");
+    assert_int_equal(ms_adamw_state_bytes(4095, 8, false), 2 * 4 * 4095);
+    assert_int_equal(ms_adamw_state_bytes(4097, 8, false), 2 * (4097 + 4 * 17));
+    assert_int_equal(ms_adamw_state_bytes(4097, 32, true), (2 * 4 + 2) * 4097);
     assert_ms_fails(ms_adamw_quantize(NULL, 1, true, NULL, NULL, &err), MS_EINVAL, err, "array");
     assert_ms_fails(ms_adamw_dequantize(NULL, NULL, 1, true, NULL, &err), MS_EINVAL, err, "array");
 }

@@ -9,6 +9,8 @@ static void makers_are_known_by_name(void **state)
     assert_true(ms_operator_is_maker("aten.addmm.default", false));
     assert_true(ms_operator_is_maker("aten.tanh.default", true));
     assert_true(ms_operator_is_maker("aten.native_layer_norm.default", false));
+    assert_true(ms_operator_is_maker("aten._fused_rms_norm.default", false));
+    assert_false(ms_operator_is_maker("aten._scaled_dot_product_flash_attention.default", false)); /* may draw */
     assert_false(ms_operator_is_maker("aten.tanh_.default", true));
     assert_false(ms_operator_is_maker("aten.tanh.default", false));
     assert_false(ms_operator_is_maker("aten.empty_like.default", true));

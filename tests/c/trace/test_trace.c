@@ -272,6 +272,16 @@ static void a_step_that_fails_is_estimated(void **state)
     assert_finishes_with("\"optimizer_state_bytes\":80,\"optimizer_transient_bytes\":80,");
 }
 
+static void expected_state_replaces_the_assumed(void **state)
+{
+    (void)state;
+    resident(1, 40, MS_RESIDENT_PARAMETER, true);
+    assert_ms_ok(ms_trace_expect_state(trace, 13, &err), err);
+    assert_ms_ok(ms_trace_expect_state(trace, 8, &err), err);
+    phase(MS_TRACE_DONE);
+    assert_finishes_with("\"optimizer_state_bytes\":21,");
+}
+
 static void a_real_optimizer_that_made_its_state_before_is_reserved_for(void **state)
 {
     (void)state;
@@ -292,7 +302,7 @@ static void wrong_calls_are_refused_and_change_nothing(void **state)
     (void)state;
     uint32_t node;
     assert_ms_fails(ms_trace_leave(trace, &err), MS_ESTATE, err, "no layer");
-    assert_ms_fails(ms_trace_input(trace, 1, &err), MS_ESTATE, err, "no layer");
+    assert_ms_fails(ms_trace_input(trace, 1, NULL, &err), MS_ESTATE, err, "no layer");
     assert_ms_fails(ms_trace_flag(trace, 0, 1, &err), MS_EINVAL, err, "node 0 of 0");
     assert_ms_fails(ms_trace_enter(trace, "", 0, &node, &err), MS_EINVAL, err, "name");
     assert_ms_fails(ms_trace_optimizer_unknown(trace, &err), MS_ESTATE, err, "optimizer");
@@ -377,6 +387,19 @@ static void work_is_what_was_read_and_written(void **state)
     assert_finishes_with("\"forward\":[[\"alloc\",0],[\"work\",192,272]],\"backward\":[]");
 }
 
+/* Of the results' elements; operators without products have none. */
+static void products_note_their_precision(void **state)
+{
+    (void)state;
+    ms_operand inputs[] = {shape(2, 4, 8, 0, 0), shape(2, 8, 3, 0, 0)};
+    ms_operand output = shape(2, 4, 3, 0, 0);
+    output.precision = MS_PRECISION_BF16;
+    born(10, output.bytes);
+    assert_ms_ok(ms_trace_op(trace, "aten.mm.default", inputs, 2, &output, 1, &err), err);
+    assert_ms_ok(ms_trace_op(trace, "aten.relu.default", &output, 1, &output, 1, &err), err);
+    assert_finishes_with("\"forward\":[[\"alloc\",0],[\"work\",192,272,0,0,1],[\"work\",0,96]],\"backward\":[]");
+}
+
 /* Products of 2 * 1024 * 512 * 512 operations are large; with one row less, they aren't. Convolutions don't count. */
 static void large_products_are_noticed(void **state)
 {
@@ -410,7 +433,7 @@ static int whole_step(ms_graph **graph)
     rc = rc ? rc : ms_trace_resident(trace, 2, 8, 4, MS_RESIDENT_BATCH, false, &err);
     rc = rc ? rc : ms_trace_born(trace, 10, 8, &err);
     rc = rc ? rc : ms_trace_enter(trace, "a", 0, &node, &err);
-    rc = rc ? rc : ms_trace_input(trace, 10, &err);
+    rc = rc ? rc : ms_trace_input(trace, 10, NULL, &err);
     rc = rc ? rc : ms_trace_born(trace, 11, 8, &err);
     rc = rc ? rc : ms_trace_op(trace, "mm", &operand, 1, &operand, 1, &err);
     rc = rc ? rc : ms_trace_saved(trace, 11, &saver, &serial, &err);
@@ -498,12 +521,14 @@ int main(void)
         TEST(a_mark_that_was_never_given_is_refused),
         TEST(the_optimizers_state_is_told_from_its_temporaries),
         TEST(a_step_that_fails_is_estimated),
+        TEST(expected_state_replaces_the_assumed),
         TEST(a_real_optimizer_that_made_its_state_before_is_reserved_for),
         TEST(wrong_calls_are_refused_and_change_nothing),
         TEST(a_finished_trace_takes_nothing_more),
         TEST(an_open_layer_or_optimizer_cannot_be_finished),
         TEST(sizes_that_fit_no_graph_are_a_profile_error),
         TEST(work_is_what_was_read_and_written),
+        TEST(products_note_their_precision),
         TEST(large_products_are_noticed),
         TEST(memory_running_out_anywhere_leaves_nothing_behind),
         TEST(a_long_step_keeps_its_storages_apart),

@@ -19,8 +19,14 @@ static const measured table[] = {
     {"depthwise", 4, 4, {8, 128, 56, 56}, {128, 1, 3, 3}, {8, 128, 56, 56}, 12800, 25700},
     {"large weight", 4, 4, {2, 512, 28, 28}, {512, 512, 3, 3}, {2, 512, 28, 28}, 12600, 9400},
     {"bf16", 2, 4, {4, 64, 192, 192}, {32, 64, 3, 3}, {4, 32, 192, 192}, 18900, 37700},
+    {"3 dimensions, bf16", 2, 5, {2, 16, 32, 64, 64}, {16, 16, 3, 3, 3}, {2, 16, 32, 64, 64}, 8400, 25300},
     {"fp64", 8, 4, {4, 64, 192, 192}, {32, 64, 3, 3}, {4, 32, 192, 192}, 679500, 679500},
     {"one dimension", 4, 3, {8, 64, 20000}, {64, 64, 5}, {8, 64, 20000}, 40960, 122880},
+    {"3x3, stride 2", 4, 4, {4, 32, 192, 192}, {64, 32, 3, 3}, {4, 64, 96, 96}, 18830, 37600},
+    {"7x7, fp64", 8, 4, {4, 32, 96, 96}, {32, 32, 7, 7}, {4, 32, 96, 96}, 462300, 462300},
+    {"4 groups, fp64", 8, 4, {4, 64, 128, 128}, {64, 16, 3, 3}, {4, 64, 128, 128}, 92100, 92100},
+    {"transposed, fp64", 8, 4, {4, 64, 96, 96}, {64, 32, 2, 2}, {4, 32, 192, 192}, 37600, 37600},
+    {"3 dimensions, fp64", 8, 5, {2, 16, 32, 64, 64}, {16, 16, 3, 3, 3}, {2, 16, 32, 64, 64}, 905800, 905800},
     {"transposed", 4, 4, {4, 64, 96, 96}, {64, 32, 2, 2}, {4, 32, 192, 192}, 37750, 28300},
 };
 
@@ -55,6 +61,66 @@ static void figures_cover_what_was_measured(void **state)
     }
 }
 
+/* An expanded gradient, such as that of sum(), is written out first. */
+static void copied_operands_are_added(void **state)
+{
+    (void)state;
+    ms_operand x = operand_of(&table[0], table[0].input), w = operand_of(&table[0], table[0].weight);
+    ms_operand y = operand_of(&table[0], table[0].output), backward[] = {y, x, w};
+    uint64_t plain = ms_workspace_bytes("aten.convolution_backward.default", backward, 3, &x, 1, 0);
+    assert_int_equal(plain, ms__workspace_bytes("convolution_backward", backward, 3, &x, 1));
+    assert_int_equal(ms_workspace_bytes("convolution_backward", backward, 3, &x, 1, 1), plain + y.bytes);
+    assert_int_equal(ms_workspace_bytes("convolution_backward", backward, 3, &x, 1, 2), plain + x.bytes);
+}
+
+static void the_table_names_what_takes_memory(void **state)
+{
+    (void)state;
+    ms_operand rows = {.rank = 2, .size = {100, 100}, .bytes = 40000}, twice[] = {rows, rows};
+    assert_true(ms_operator_takes_workspace("aten.convolution.default"));
+    assert_true(ms_operator_takes_workspace("aten.mkldnn_rnn_layer_backward.default"));
+    assert_false(ms_operator_takes_workspace("aten.mm.default"));
+    uint64_t one = ms__workspace_bytes("aten.mkldnn_rnn_layer_backward.default", twice, 1, &rows, 1);
+    assert_int_equal(one, 20000);
+    assert_int_equal(ms__workspace_bytes("aten.mkldnn_rnn_layer_backward.default", twice, 2, &rows, 1), 2 * one);
+    ms_operand line = {.rank = 1, .size = {10000}, .bytes = 40000}, wide = {.rank = 1, .size = {10000}, .bytes = 80000};
+    assert_int_equal(ms__workspace_bytes("aten.topk.default", &rows, 1, &rows, 1), 1600);
+    assert_int_equal(ms__workspace_bytes("aten.topk.default", &line, 1, &rows, 1), 160000);
+    assert_int_equal(ms__workspace_bytes("aten.abs.default", &line, 1, &line, 1), 0);
+    assert_int_equal(ms__workspace_bytes("aten.abs.default", &wide, 1, &line, 1), 80000); /* of complex numbers */
+}
+
+/* A sum of another type than its operand's converts it first. */
+static void a_sum_of_another_type_takes_its_converted_operand(void **state)
+{
+    (void)state;
+    ms_operand mask = {.rank = 2, .size = {100, 100}, .bytes = 10000};
+    ms_operand rows = {.rank = 2, .size = {100, 100}, .bytes = 40000};
+    assert_int_equal(ms__workspace_bytes("aten.cumsum.default", &mask, 1, &rows, 1), 40000);
+    assert_int_equal(ms__workspace_bytes("aten.cumsum.default", &rows, 1, &rows, 1), 0);
+}
+
+/* A strided operand of a real transform is copied. */
+static void a_transform_takes_the_copy_of_its_operand(void **state)
+{
+    (void)state;
+    ms_operand rows = {.rank = 2, .size = {100, 100}, .bytes = 40000};
+    assert_int_equal(ms_workspace_bytes("aten._fft_r2c.default", &rows, 1, &rows, 1, 0), 0);
+    assert_int_equal(ms_workspace_bytes("aten._fft_r2c.default", &rows, 1, &rows, 1, 1), 40000);
+}
+
+/* bsearch() finds each row. */
+static void the_table_is_sorted(void **state)
+{
+    (void)state;
+    static const char *const names[] = {
+        "_ctc_loss_backward", "_euclidean_dist", "_fft_r2c",          "_linalg_svd", "_unique2", "abs", "cumsum",
+        "kthvalue",           "linalg_lstsq",    "linalg_matrix_exp", "unique_dim"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        assert_true(ms_operator_takes_workspace(names[i]));
+    }
+}
+
 static void other_operators_and_odd_operands_take_nothing(void **state)
 {
     (void)state;
@@ -76,6 +142,11 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(figures_cover_what_was_measured),
+        cmocka_unit_test(copied_operands_are_added),
+        cmocka_unit_test(the_table_names_what_takes_memory),
+        cmocka_unit_test(a_sum_of_another_type_takes_its_converted_operand),
+        cmocka_unit_test(a_transform_takes_the_copy_of_its_operand),
+        cmocka_unit_test(the_table_is_sorted),
         cmocka_unit_test(other_operators_and_odd_operands_take_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

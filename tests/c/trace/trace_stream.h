@@ -53,7 +53,7 @@ static inline void leave(void)
 
 static inline void input(uint64_t key)
 {
-    assert_ms_ok(ms_trace_input(trace, key, &err), err);
+    assert_ms_ok(ms_trace_input(trace, key, NULL, &err), err);
 }
 
 static inline void phase(ms_trace_phase next)

@@ -1,5 +1,5 @@
-"""State of the process that operators read, set around the forward alone, around the backward alone, or
-in the layer: what a plain run computes never depends on when a layer is run again."""
+"""Process-wide state that operators or layers read. Cases change it around forward only, around backward only, or
+inside a layer. A recomputed layer must compute what it computed in forward."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy
 import torch
-from subjects import ROWS, WIDTH, Context, Subject, case, floats, stack
+from subjects import ROWS, WIDTH, Body, Context, Subject, case, floats, stack
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-# ---- what a layer may do that a flag changes ---------------------------------------------
+# ---- bodies whose results depend on a setting ------------------------------------------------
 
 
 def _convolve(self: Any, x: torch.Tensor) -> torch.Tensor:
@@ -61,7 +61,7 @@ def _sums(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 class _Flag:
-    """A setting: how it is read, how it is set, and the value that is not its usual one."""
+    """A setting: how to read and to set it, and a value other than the usual one."""
 
     def __init__(self, read: Callable[[], Any], put: Callable[[Any], None], other: Any) -> None:
         self.read, self.put, self.other = read, put, other
@@ -82,7 +82,7 @@ def _attribute(holder: Any, name: str, other: Any) -> _Flag:
 
 _BACKENDS = torch.backends
 
-# Those that a layer may read, and that change what it computes when it does, or what its kernels do.
+# Settings that a layer's code may read, or that change how its kernels compute.
 FLAGS: dict[str, _Flag] = {
     "default_dtype": _Flag(torch.get_default_dtype, torch.set_default_dtype, torch.float64),
     "deterministic": _Flag(torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True),
@@ -141,7 +141,7 @@ def _set_scale(value: float) -> None:
     _SCALE = value
 
 
-# State of Python's that a layer reads.
+# Python state that a layer may read.
 READ: dict[str, _Flag] = {
     "context_variable": _Flag(_CONTEXT.get, lambda value: _CONTEXT.set(value) and None, 1.25),
     "thread_local": _Flag(_local_scale, lambda value: setattr(_LOCAL, "scale", value), 1.25),
@@ -149,39 +149,32 @@ READ: dict[str, _Flag] = {
 }
 
 
-def _reader(flag: _Flag) -> Callable[[Any, torch.Tensor], torch.Tensor]:
-    usual = flag.read()
-
-    def body(self: Any, x: torch.Tensor) -> torch.Tensor:
-        return functional.gelu(x) * (1.0 if flag.read() == usual else 1.5)
-
-    return body
+def _factor(read: Callable[[], Any]) -> Body:
+    """A body that computes something else if `read()` returns another value than it does now."""
+    usual = read()
+    return lambda self, x: functional.gelu(x) * (1.0 if read() == usual else 1.5)
 
 
-def _around(name: str, flag: Context, where: str, body: Any, prepare: Any = None, **more: Any) -> None:
+def _around(name: str, context: Context, where: str, body: Callable[[], Body], prepare: Any = None) -> None:
+    """Enters a case with `context` around a part of the step. `body` is called for each run, outside of `context`."""
+
     @case("ambient", f"{name}_around_{where}")
     def make() -> Subject:
-        return Subject(
-            stack(body() if getattr(body, "is_maker", False) else body, prepare), **{f"{where}_in": flag}, **more
-        )
+        return Subject(stack(body(), prepare), **{f"{where}_in": context})
 
 
-def _reading(flag: _Flag) -> Any:
-    def make() -> Any:
-        return _reader(flag)
-
-    make.is_maker = True  # type: ignore[attr-defined]
-    return make
+def _reading(name: str, flag: _Flag, where: str) -> None:
+    _around(f"read_{name}", flag, where, lambda: _factor(flag.read))
 
 
 for _name, _flag in {**FLAGS, **READ}.items():
-    _around(f"read_{_name}", _flag, "forward", _reading(_flag))
+    _reading(_name, _flag, "forward")
 for _name in ("deterministic", "autocast_cache", "threads", "default_dtype", "matmul_precision"):
-    _around(f"read_{_name}", FLAGS[_name], "backward", _reading(FLAGS[_name]))
+    _reading(_name, FLAGS[_name], "backward")
 for _name, _flag in READ.items():
-    _around(f"read_{_name}", _flag, "backward", _reading(_flag))
+    _reading(_name, _flag, "backward")
 
-# ---- kernels that a flag changes ---------------------------------------------------------
+# ---- kernels that a setting changes ------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -237,7 +230,7 @@ KERNELS: dict[str, tuple[Context, Any, Any]] = {
 }
 for _name, (_context, _body, _prepare) in KERNELS.items():
     for _where in ("forward", "backward"):
-        _around(_name, _context, _where, _body, _prepare)
+        _around(_name, _context, _where, lambda body=_body: body, _prepare)
 
 
 @case("ambient")
@@ -247,7 +240,7 @@ def autocast_around_the_step() -> Subject:
 
 @case("ambient")
 def autocast_left_on_by_the_first_layer() -> Subject:
-    """Switched on by hand in one layer and off by the loop."""
+    """A layer switches autocast on by hand; the loop switches it off."""
 
     def body(self: Any, x: torch.Tensor) -> torch.Tensor:
         torch.set_autocast_dtype("cpu", torch.bfloat16)
@@ -374,13 +367,7 @@ def gradients_off_in_backward() -> Subject:
 
 @case("ambient")
 def inference_mode_in_backward() -> Subject:
-    def step(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
-        loss = model(batch).square().mean()
-        with torch.no_grad():
-            loss.backward()
-        return loss
-
-    return Subject(stack(_multiply), step=step)
+    return Subject(stack(_multiply), backward_in=torch.inference_mode)
 
 
 @case("ambient")
@@ -415,7 +402,7 @@ def warnings_that_a_layer_counts() -> Subject:
 
 @case("ambient")
 def a_function_patched_for_the_forward() -> Subject:
-    """As unittest.mock.patch does, or a library's own "context manager"."""
+    """Replaces a function during forward, as unittest.mock.patch and some libraries' context managers do."""
 
     @contextlib.contextmanager
     def patched() -> Iterator[None]:
@@ -439,13 +426,7 @@ def a_batch_that_is_not_contiguous_under_a_default_device() -> Subject:
     )
 
 
-# ---- what Python itself has around a forward ----------------------------------------------
-
-
-def _factor(read: Callable[[], Any]) -> Callable[[Any, torch.Tensor], torch.Tensor]:
-    """A layer that computes something else where `read()` is not what it is now."""
-    usual = read()
-    return lambda self, x: functional.gelu(x) * (1.0 if read() == usual else 1.5)
+# ---- state of Python itself, changed around a part of the step ------------------------------
 
 
 @contextlib.contextmanager
@@ -513,7 +494,7 @@ def print_options_that_a_layer_sets_for_good() -> Subject:
 
 
 @case("ambient")
-def decimals_of_another_precision_around_forward() -> Subject:
+def another_decimal_precision_around_forward() -> Subject:
     def one_third() -> str:
         return str(decimal.Decimal(1) / 3)
 
@@ -521,7 +502,7 @@ def decimals_of_another_precision_around_forward() -> Subject:
 
 
 @case("ambient")
-def another_folder_around_forward() -> Subject:
+def another_working_directory_around_forward() -> Subject:
     home = os.getcwd()
     return Subject(
         stack(_factor(os.getcwd)), forward_in=lambda: _with(lambda: os.chdir("/"), lambda: os.chdir(home)), steps=3
@@ -529,7 +510,7 @@ def another_folder_around_forward() -> Subject:
 
 
 @case("ambient")
-def a_limit_of_recursion_around_backward() -> Subject:
+def another_recursion_limit_around_backward() -> Subject:
     usual = sys.getrecursionlimit()
     return Subject(
         stack(_factor(sys.getrecursionlimit)),
@@ -564,14 +545,14 @@ def a_variable_read_by_getenv_around_forward() -> Subject:
 
 
 class _Settings:
-    """A namespace, as libraries keep their settings in."""
+    """A class used as a namespace for settings, as libraries do."""
 
     scale = 1.0
     stack: list[float] = []
 
 
 @case("ambient")
-def a_setting_of_a_class_around_forward() -> Subject:
+def a_setting_in_a_class_around_forward() -> Subject:
     @contextlib.contextmanager
     def scaled() -> Iterator[None]:
         _Settings.scale = 1.25
@@ -595,8 +576,8 @@ def a_stack_of_settings_in_a_class_around_forward() -> Subject:
 
 
 @case("ambient")
-def the_name_of_the_thread_that_calls() -> Subject:
-    """Backward runs in another."""
+def a_layer_that_reads_its_threads_name() -> Subject:
+    """The layer reads the current thread's name; backward runs in another thread."""
 
     def step(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
         loss = model(batch).square().mean()
@@ -619,7 +600,7 @@ def the_name_of_the_thread_that_calls() -> Subject:
 
 
 @case("ambient")
-def a_part_of_the_model_without_gradients() -> Subject:
+def a_layer_frozen_by_grad_mode_and_thawed_before_backward() -> Subject:
     def prepare(block: Any) -> None:
         block.is_frozen = False
 

@@ -1,5 +1,4 @@
-"""Hooks of autograd's, functions of the user's own, parameters written in forward: all of it trains
-unwrapped, and so it has to go on training."""
+"""Autograd's hooks, custom autograd functions, and parameters that forward writes."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ import threading
 from typing import Any
 
 import torch
-from subjects import WIDTH, Stack, Subject, case, mean_loss, stack
+from subjects import WIDTH, Block, Stack, Subject, case, mean_loss, stack
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -157,25 +156,22 @@ def forward_hooks_that_change_what_passes() -> Subject:
 
 
 @case("autograd")
-def hooks_of_all_modules() -> Subject:
-    handles: list[Any] = []
-    counts = [0]
-
+def a_global_module_hook_during_forward() -> Subject:
     def step(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
-        handles.append(nn.modules.module.register_module_forward_hook(lambda module, args, output: output * 1.001))
+        handle = nn.modules.module.register_module_forward_hook(lambda module, args, output: output * 1.001)
         loss = mean_loss(model(batch))
-        handles.pop().remove()
+        handle.remove()
         loss.backward()
         return loss
 
-    return Subject(stack(), step=step, watch=lambda: counts[0])
+    return Subject(stack(), step=step)
 
 
-# ---- functions of the user's --------------------------------------------------------------
+# ---- custom autograd functions ------------------------------------------------------------
 
 
 class _Scaled(torch.autograd.Function):
-    """Keeps a number and a tensor of no graph on its context, and saves its result."""
+    """Keeps a number and a detached tensor on its context, and saves its result."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, scale: float) -> torch.Tensor:
@@ -205,7 +201,7 @@ class _Dirty(torch.autograd.Function):
 
 
 class _Twice(torch.autograd.Function):
-    """Two results, one without a gradient, one that is not materialized."""
+    """Returns two results, the second without a gradient. Gradients that are None stay None."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> Any:
@@ -232,7 +228,7 @@ def a_function_that_writes_its_argument() -> Subject:
 
 
 @case("autograd")
-def a_function_with_a_result_of_no_gradient() -> Subject:
+def a_function_with_a_nondifferentiable_result() -> Subject:
     def body(self: Any, x: torch.Tensor) -> torch.Tensor:
         y, order = _Twice.apply(x)
         return y.gather(1, order)
@@ -291,7 +287,7 @@ def a_gradient_penalty() -> Subject:
         loss.backward()
         return loss
 
-    return Subject(stack(torch.nn.Module.__call__ and (lambda self, x: torch.tanh(x))), step=step)
+    return Subject(stack(lambda self, x: torch.tanh(x)), step=step)
 
 
 @case("autograd")
@@ -309,7 +305,7 @@ def an_argument_written_in_place() -> Subject:
 
 
 class _Odd(nn.Module):
-    """Returns what it was given, a view of it, or another thing, by its number."""
+    """Returns its argument, a view of it, or a new tensor, depending on its number."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -328,12 +324,12 @@ class _Odd(nn.Module):
 
 
 @case("autograd")
-def layers_that_give_back_their_argument() -> Subject:
+def layers_that_return_their_argument() -> Subject:
     return Subject(Stack([_Odd(number) for number in (2, 0, 1, 3)]))
 
 
 class _Writing(nn.Module):
-    """Writes into its argument and gives it back."""
+    """Writes into its argument and returns it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -345,7 +341,7 @@ class _Writing(nn.Module):
 
 
 @case("autograd")
-def a_stream_written_in_place() -> Subject:
+def a_residual_stream_written_in_place() -> Subject:
     return Subject(Stack([_Writing() for _ in range(4)]))
 
 
@@ -400,8 +396,6 @@ def a_layer_called_twice() -> Subject:
                 x = block(x)
             return self.last(x)
 
-    from subjects import Block
-
     return Subject(Twice([Block() for _ in range(3)]))
 
 
@@ -413,8 +407,6 @@ def forward_called_without_the_module() -> Subject:
             for block in self.blocks:
                 x = block.forward(x)
             return self.last(x)
-
-    from subjects import Block
 
     return Subject(Direct([Block() for _ in range(4)]))
 
@@ -432,7 +424,7 @@ def backward_in_another_thread() -> Subject:
 
 
 @case("autograd")
-def two_losses_in_turns() -> Subject:
+def two_forwards_and_then_two_backwards() -> Subject:
     def step(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
         one, two = mean_loss(model(batch)), mean_loss(model(batch.flip(0)))
         one.backward()
@@ -457,7 +449,7 @@ def a_forward_that_is_thrown_away() -> Subject:
 
 
 class _Words(nn.Module):
-    """An embedding that is scaled down in forward, used by every block."""
+    """A block that looks up an embedding, which `max_norm` scales down in forward."""
 
     def __init__(self, embedding: nn.Module) -> None:
         super().__init__()
@@ -476,23 +468,23 @@ def _large(embedding: Any) -> Any:
 
 
 @case("autograd")
-def an_embedding_of_a_largest_norm() -> Subject:
+def embeddings_with_max_norm() -> Subject:
     return Subject(Stack([_Words(_large(nn.Embedding(50, WIDTH, max_norm=1.0))) for _ in range(4)]))
 
 
 @case("autograd")
-def one_embedding_of_a_largest_norm_for_all() -> Subject:
+def a_shared_embedding_with_max_norm() -> Subject:
     embedding = _large(nn.Embedding(50, WIDTH, max_norm=1.0))
     return Subject(Stack([_Words(embedding) for _ in range(4)]))
 
 
 @case("autograd")
-def a_bag_of_a_largest_norm() -> Subject:
+def embedding_bags_with_max_norm() -> Subject:
     return Subject(Stack([_Words(_large(nn.EmbeddingBag(50, WIDTH, max_norm=1.0))) for _ in range(4)]))
 
 
 @case("autograd")
-def an_embedding_of_a_largest_norm_before_the_blocks() -> Subject:
+def an_embedding_with_max_norm_before_the_blocks() -> Subject:
     class Model(Stack):
         def __init__(self, blocks: list[nn.Module]) -> None:
             super().__init__(blocks)
@@ -501,13 +493,11 @@ def an_embedding_of_a_largest_norm_before_the_blocks() -> Subject:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return super().forward(self.words((x[:, 0].abs() * 100).long() % 50))
 
-    from subjects import Block
-
     return Subject(Model([Block() for _ in range(4)]))
 
 
 class _Lsq(nn.Module):
-    """Learned step size: set from the first batch, in forward."""
+    """Quantizes its weight with a learned step size, which its first forward sets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -556,7 +546,7 @@ def weights_standardized_in_place() -> Subject:
 
 @case("autograd")
 def weights_decayed_in_place() -> Subject:
-    """Not the same when done twice."""
+    """Running the layer twice decays the weight twice."""
 
     def body(self: Any, x: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
@@ -585,7 +575,7 @@ def weights_clipped_through_data() -> Subject:
 
 
 @case("autograd")
-def weights_bound_anew_in_forward() -> Subject:
+def weights_rebound_in_forward() -> Subject:
     def body(self: Any, x: torch.Tensor) -> torch.Tensor:
         self.outer.weight.data = self.outer.weight.data * 0.99
         return functional.gelu(x)
@@ -594,17 +584,7 @@ def weights_bound_anew_in_forward() -> Subject:
 
 
 @case("autograd")
-def a_lazy_module() -> Subject:
-    def prepare(block: Any) -> None:
-        block.extra = nn.Linear(WIDTH, WIDTH)
-        block.lazy = False
-
-    return Subject(stack(lambda self, x: self.extra(x), prepare))
-
-
-@case("autograd")
-def a_parameter_that_comes_and_goes() -> Subject:
-    """Used by every second step only."""
+def a_parameter_that_only_every_second_step_uses() -> Subject:
     turn = [0]
 
     def prepare(block: Any) -> None:
@@ -623,7 +603,7 @@ def a_parameter_that_comes_and_goes() -> Subject:
 
 
 @case("autograd")
-def a_turn_that_changes_before_backward() -> Subject:
+def a_branch_that_flips_before_backward() -> Subject:
     turn = [0]
 
     def body(self: Any, x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Layers that remember: count calls, write to closures, globals, classes, files, and to what they own."""
+"""Layers that keep state: they count calls, or write to closures, globals, classes, files or attributes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AVERAGE = torch.zeros(WIDTH)
 
 
 def _turning(count: int, x: torch.Tensor) -> torch.Tensor:
-    """Another function every third call."""
+    """Computes another function in every third call."""
     return functional.gelu(x) if count % 3 else torch.sin(x)
 
 
@@ -77,7 +77,7 @@ def a_global_count_that_decides() -> Subject:
 
 
 @case("effects")
-def a_count_of_the_class() -> Subject:
+def a_count_in_the_class() -> Subject:
     def body(self: Any, x: torch.Tensor) -> torch.Tensor:
         type(self).count += 1
         return _turning(type(self).count, x)
@@ -89,7 +89,7 @@ def a_count_of_the_class() -> Subject:
 
 
 @case("effects")
-def a_count_of_the_layer() -> Subject:
+def a_count_in_the_layer() -> Subject:
     def prepare(block: Any) -> None:
         block.count = 0
 
@@ -102,7 +102,7 @@ def a_count_of_the_layer() -> Subject:
 
 
 @case("effects")
-def a_count_in_an_object_of_slots() -> Subject:
+def a_count_in_an_object_with_slots() -> Subject:
     class Counter:
         __slots__ = ("value",)
 
@@ -163,7 +163,7 @@ def a_global_list() -> Subject:
 
 @case("effects")
 def activations_in_a_global_dictionary() -> Subject:
-    """A probe of features: the last stays."""
+    """Layers store their last input, as feature probes do."""
     features: dict[int, torch.Tensor] = {}
 
     def body(self: Any, x: torch.Tensor) -> torch.Tensor:
@@ -241,7 +241,7 @@ def a_moving_average_in_numpy() -> Subject:
 
 @case("effects")
 def a_big_tensor_attribute_written_in_place() -> Subject:
-    """Past a megabyte."""
+    """The attribute is larger than a megabyte."""
 
     def prepare(block: Any) -> None:
         block.bank = torch.zeros(12000, WIDTH)
@@ -283,7 +283,7 @@ def a_big_buffer_that_accumulates() -> Subject:
 
 
 @case("effects")
-def a_buffer_bound_anew() -> Subject:
+def a_buffer_rebound_in_forward() -> Subject:
     def prepare(block: Any) -> None:
         block.register_buffer("average", torch.zeros(WIDTH))
 
@@ -319,7 +319,7 @@ def a_buffer_that_grows() -> Subject:
 
 @case("effects")
 def a_batch_norm_in_a_closure() -> Subject:
-    """Not a child of the layer: nobody's module finds it."""
+    """No module holds the batch norm."""
     norm = nn.BatchNorm1d(WIDTH)
     return Subject(stack(lambda self, x: norm(x)), watch=lambda: norm.running_mean.clone())
 
@@ -413,7 +413,7 @@ def a_table_made_at_the_first_call() -> Subject:
 
 
 @case("effects")
-def a_counter_of_words() -> Subject:
+def a_count_in_a_counter() -> Subject:
     counts: collections.Counter[str] = collections.Counter()
 
     def body(self: Any, x: torch.Tensor) -> torch.Tensor:
@@ -424,7 +424,7 @@ def a_counter_of_words() -> Subject:
 
 
 @case("effects")
-def a_count_below_a_nested_attribute() -> Subject:
+def a_count_in_a_nested_attribute() -> Subject:
     class Options:
         def __init__(self) -> None:
             self.inner = {"schedule": [0]}
@@ -466,7 +466,7 @@ def a_forward_hook_that_counts() -> Subject:
 
 @case("effects")
 def an_attribute_changed_before_backward() -> Subject:
-    """An annealed temperature: forward used the old one."""
+    """The loop changes a temperature after forward has used it."""
 
     def prepare(block: Any) -> None:
         block.temperature = 1.0
@@ -548,7 +548,7 @@ def a_hook_added_before_backward() -> Subject:
 
 
 @case("effects")
-def a_weight_bound_anew_before_backward() -> Subject:
+def a_weight_replaced_before_backward() -> Subject:
     def change(model: nn.Module) -> None:
         layer = model.blocks[1].inner  # type: ignore[index, union-attr]
         layer.weight = nn.Parameter(layer.weight.detach() * 2)

@@ -1,4 +1,4 @@
-"""Loops that fail, stop and go on: exceptions and interrupts in layers, hooks and backward."""
+"""Loops that continue after an exception or interrupt in a layer, a hook or backward; and unusual steps."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from subjects import WIDTH, Subject, case, mean_loss, stack
+from subjects import WIDTH, Subject, case, floats, mean_loss, stack
 from torch import nn
 from torch.nn import functional
 
 
 def _raising(error: type[BaseException], where: str, turns: tuple[int, ...] = (1,)) -> Callable[[], Subject]:
-    """A model whose third block fails in the given steps: in its forward, in backward before its
-    operators or after them. The loop drops what gradients there are and goes on."""
+    """A model whose third block fails in the steps `turns`: in forward, or in backward before or after the block's own
+    operators. The loop drops all gradients and continues."""
 
     def make() -> Subject:
         state: dict[str, Any] = {"turn": -1}
@@ -68,7 +68,7 @@ case("loops", "an_error_in_backward_of_the_first_step")(_raising(ValueError, "af
 
 @case("loops")
 def a_signal_in_forward() -> Subject:
-    """What a key does: the handler raises between two bytecodes."""
+    """As Ctrl-C does, the handler raises between two bytecodes."""
     state = {"turn": -1}
 
     def body(self: Any, x: torch.Tensor) -> torch.Tensor:
@@ -117,7 +117,7 @@ def backward_once_too_often() -> Subject:
 
 @case("loops")
 def the_weights_change_before_backward() -> Subject:
-    """torch refuses that, and so it has to be refused."""
+    """torch refuses this backward, so memscale must refuse it too."""
 
     def step(model: nn.Module, batch: torch.Tensor) -> torch.Tensor | None:
         loss = mean_loss(model(batch))
@@ -189,7 +189,7 @@ def gradients_without_backward() -> Subject:
 
 
 @case("loops")
-def accumulation_with_the_optimizer_between() -> Subject:
+def gradient_accumulation() -> Subject:
     def step(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
         total = torch.zeros(())
         for part in batch.chunk(4):
@@ -203,6 +203,5 @@ def accumulation_with_the_optimizer_between() -> Subject:
 
 @case("loops")
 def a_batch_of_another_size_each_step() -> Subject:
-    from subjects import floats
 
     return Subject(stack(), batch=lambda seed: floats(seed, 4 + 3 * (seed % 4), WIDTH))

@@ -1,5 +1,5 @@
-"""Modes of the user's: function and dispatch modes, saved-tensor hooks, around parts of the step, inside
-layers, interleaved with the wrap, and left by exceptions."""
+"""The user's function modes, dispatch modes and saved-tensor hooks: around parts of the step, inside layers, across
+steps, and ended by exceptions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from subjects import Subject, case, mean_loss, stack
+from subjects import Stack, Subject, case, mean_loss, stack
 from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 
 class Scaling(TorchFunctionMode):
-    """A little more than what a linear layer gives."""
+    """Multiplies the result of each linear layer by 1.25."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
@@ -27,7 +27,7 @@ class Scaling(TorchFunctionMode):
 
 
 class Counting(TorchFunctionMode):
-    """Changes nothing."""
+    """Counts calls and changes nothing."""
 
     calls = 0
 
@@ -37,7 +37,7 @@ class Counting(TorchFunctionMode):
 
 
 class Rounding(TorchDispatchMode):
-    """What operators give, to eight bits of mantissa: below autograd."""
+    """Rounds the results of some operators to BF16, below autograd."""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
@@ -47,6 +47,8 @@ class Rounding(TorchDispatchMode):
 
 
 class Watching(TorchDispatchMode):
+    """Counts operators and changes nothing."""
+
     def __init__(self) -> None:
         super().__init__()
         self.seen = 0
@@ -106,7 +108,7 @@ def a_dispatch_mode_inside_a_layer() -> Subject:
 
 @case("modes")
 def a_mode_entered_in_one_step_and_left_in_the_third() -> Subject:
-    """Never in the order of a stack of `with`."""
+    """No `with` statement could enclose this: the mode is entered in the middle of one step and left in another's."""
     mode, turns = Scaling(), iter(range(100))
 
     def step(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
@@ -162,14 +164,12 @@ def a_mode_entered_by_the_first_block_and_left_by_the_last() -> Subject:
                 mode.__exit__(None, None, None)
             return x + y
 
-    from subjects import Stack
-
     return Subject(Stack([Entering(number) for number in range(4)]))
 
 
 @case("modes")
 def an_exception_inside_a_mode_in_a_layer() -> Subject:
-    """The second step's forward fails below a mode; the loop goes on."""
+    """The second step's forward fails inside a mode; the loop continues."""
     calls = iter(range(10**6))
     state = {"armed": False}
 
@@ -202,7 +202,7 @@ def an_exception_in_backward_below_a_mode() -> Subject:
 
         turn = next(turns)
         with Watching(), Counting():
-            output = model.first(batch) if turn == 77 else model(batch)  # type: ignore[operator]
+            output = model(batch)
             if turn == 1:
                 output.register_hook(fail)
             loss = mean_loss(output)
@@ -217,7 +217,7 @@ def an_exception_in_backward_below_a_mode() -> Subject:
 
 @case("modes")
 def an_exception_in_the_middle_of_backward() -> Subject:
-    """Some layers have been replayed, some not."""
+    """Backward fails after some layers were replayed and before the others are."""
     state = {"turn": -1, "block": 0}
 
     def body(self: Any, x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Random sources that a layer draws from and does not own."""
+"""Random sources that layers draw from. Most belong to something else."""
 
 from __future__ import annotations
 
@@ -351,8 +351,8 @@ def drop_path_by_torch() -> Subject:
 
 
 @case("random")
-def noise_from_a_source_that_the_loop_reads_too() -> Subject:
-    """A draw too many in the trace or a replay moves the loop's own."""
+def a_source_that_layer_and_loop_share() -> Subject:
+    """An extra draw by a trace or a replay would change the loop's noise."""
     generator = torch.Generator().manual_seed(3)
 
     def loss(output: torch.Tensor) -> torch.Tensor:
@@ -365,21 +365,21 @@ def noise_from_a_source_that_the_loop_reads_too() -> Subject:
 
 
 class Sources:
-    """A namespace that nobody makes an object of."""
+    """A class used as a namespace, never instantiated."""
 
     torch = torch.Generator()
     numpy = numpy.random.default_rng(0)
 
 
 class Dice(random.Random):
-    """A generator of the user's own class."""
+    """A user's subclass of a generator."""
 
     def throw(self) -> int:
         return self.randrange(6)
 
 
 class Bag(dict):  # type: ignore[type-arg]
-    """A dictionary whose keys are attributes."""
+    """A dictionary whose keys can be read as attributes."""
 
     __getattr__ = dict.__getitem__
     __setattr__ = dict.__setitem__  # type: ignore[assignment]
@@ -391,13 +391,13 @@ class Pair(NamedTuple):
 
 
 @case("random")
-def a_generator_of_a_class_that_is_named() -> Subject:
+def a_generator_in_a_class_reached_by_name() -> Subject:
     Sources.torch.manual_seed(3)
     return Subject(stack(lambda self, x: _mask(x, Sources.torch)), watch=Sources.torch.get_state)
 
 
 @case("random")
-def numpy_of_a_class_that_is_named() -> Subject:
+def a_numpy_generator_in_a_class_reached_by_name() -> Subject:
     Sources.numpy = numpy.random.default_rng(3)
     return Subject(
         stack(lambda self, x: _numpy_mask(x, Sources.numpy)), watch=lambda: Sources.numpy.bit_generator.state
@@ -405,7 +405,7 @@ def numpy_of_a_class_that_is_named() -> Subject:
 
 
 @case("random")
-def a_class_of_the_users_own_that_draws() -> Subject:
+def a_users_subclass_of_random() -> Subject:
     dice = Dice(3)
     return Subject(stack(lambda self, x: x * (0.5 + dice.throw())), watch=lambda: hash(dice.getstate()))
 
@@ -438,7 +438,7 @@ def a_generator_in_a_simple_namespace() -> Subject:
 
 
 @case("random")
-def a_generator_that_a_cached_function_gives() -> Subject:
+def a_generator_that_a_cached_function_returns() -> Subject:
     @functools.lru_cache
     def source() -> torch.Generator:
         return torch.Generator().manual_seed(3)
@@ -447,7 +447,7 @@ def a_generator_that_a_cached_function_gives() -> Subject:
 
 
 @case("random")
-def a_generator_that_a_cached_property_gives() -> Subject:
+def a_generator_in_a_cached_property() -> Subject:
     class Source:
         @functools.cached_property
         def generator(self) -> torch.Generator:
@@ -458,7 +458,7 @@ def a_generator_that_a_cached_property_gives() -> Subject:
 
 
 @case("random")
-def a_congruence_in_a_number_of_c() -> Subject:
+def a_congruential_generator_in_ctypes() -> Subject:
     state = ctypes.c_uint32(7)
 
     def body(self: Any, x: torch.Tensor) -> torch.Tensor:
@@ -469,7 +469,7 @@ def a_congruence_in_a_number_of_c() -> Subject:
 
 
 @case("random")
-def a_congruence_in_an_array() -> Subject:
+def a_congruential_generator_in_an_array() -> Subject:
     state = array.array("L", [7])
 
     def body(self: Any, x: torch.Tensor) -> torch.Tensor:
@@ -480,7 +480,7 @@ def a_congruence_in_an_array() -> Subject:
 
 
 @case("random")
-def a_congruence_in_bytes_that_are_written() -> Subject:
+def a_hash_chain_in_a_bytearray() -> Subject:
     state = bytearray(b"abcdefgh")
 
     def body(self: Any, x: torch.Tensor) -> torch.Tensor:
@@ -491,7 +491,7 @@ def a_congruence_in_bytes_that_are_written() -> Subject:
 
 
 @case("random")
-def a_shuffled_list_of_the_module() -> Subject:
+def a_list_that_each_call_shuffles() -> Subject:
     order = list(range(WIDTH))
 
     def body(self: Any, x: torch.Tensor) -> torch.Tensor:

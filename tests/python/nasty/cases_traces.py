@@ -1,5 +1,5 @@
-"""Layers that leave a trace where no tensor is: what they print, log, send and store, in containers of other
-kinds, and hooks and modes that count or go."""
+"""Layers with effects outside tensors: they print, log, warn, send or store, or write to containers of many kinds. Also
+hooks that count or remove themselves, and modes that count."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from torch.nn.utils import prune
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# ---- words -------------------------------------------------------------------------------
+# ---- prints, warnings and log records ------------------------------------------------------
 
 
 @case("traces")
@@ -50,7 +50,7 @@ def what_a_layer_prints() -> Subject:
 
 
 @case("traces")
-def warnings_of_a_layer_that_are_counted() -> Subject:
+def counted_warnings_of_a_layer() -> Subject:
     heard: list[Any] = []
 
     def body(self: Any, x: torch.Tensor) -> torch.Tensor:
@@ -77,7 +77,7 @@ def _listening(name: str) -> list[str]:
 
 
 @case("traces")
-def a_log_record_by_the_name_of_its_logger() -> Subject:
+def a_log_record_through_getlogger() -> Subject:
     heard = _listening("nasty.named")
 
     def body(self: Any, x: torch.Tensor) -> torch.Tensor:
@@ -103,7 +103,7 @@ def a_log_record_of_the_layers_own_logger() -> Subject:
 
 @case("traces")
 def a_log_record_from_another_thread() -> Subject:
-    """Other threads' records are heard while layers run again."""
+    """While layers are recomputed, records of other threads must still be heard."""
     heard = _listening("nasty.other")
     log = logging.getLogger("nasty.other")
 
@@ -131,11 +131,11 @@ def a_log_record_from_another_thread() -> Subject:
 
 
 class History(list):  # type: ignore[type-arg]
-    """A list of the user's own class."""
+    """A user's subclass of list."""
 
 
 @case("traces")
-def a_list_of_the_users_own_class() -> Subject:
+def a_users_subclass_of_list() -> Subject:
     seen = History()
 
     def body(self: Any, x: torch.Tensor) -> torch.Tensor:
@@ -146,7 +146,7 @@ def a_list_of_the_users_own_class() -> Subject:
 
 
 @case("traces")
-def a_dictionary_of_the_layer_of_a_users_own_class() -> Subject:
+def a_users_subclass_of_dict_in_the_layer() -> Subject:
     class Counts(dict):  # type: ignore[type-arg]
         def __missing__(self, key: str) -> int:
             return 0
@@ -163,7 +163,7 @@ def a_dictionary_of_the_layer_of_a_users_own_class() -> Subject:
 
 
 @case("traces")
-def a_count_in_a_dictionary_of_the_library() -> Subject:
+def a_count_in_a_userdict() -> Subject:
     counts: Any = collections.UserDict(calls=0)
 
     def body(self: Any, x: torch.Tensor) -> torch.Tensor:
@@ -185,7 +185,7 @@ def a_count_in_a_namespace() -> Subject:
 
 
 @case("traces")
-def a_count_of_a_class_that_is_named() -> Subject:
+def a_count_in_a_class_reached_by_name() -> Subject:
     class Totals:
         calls = 0
 
@@ -197,7 +197,7 @@ def a_count_of_a_class_that_is_named() -> Subject:
 
 
 @case("traces")
-def a_count_of_a_python_module() -> Subject:
+def a_count_in_a_python_module() -> Subject:
     state_of_a_module.CALLS = 0
 
     def body(self: Any, x: torch.Tensor) -> torch.Tensor:
@@ -242,7 +242,7 @@ def a_queue_that_grows() -> Subject:
 
 
 @case("traces")
-def a_simple_queue_of_the_layer() -> Subject:
+def a_simple_queue_in_the_layer() -> Subject:
     def prepare(block: Any) -> None:
         block.line = queue.SimpleQueue()
 
@@ -255,7 +255,7 @@ def a_simple_queue_of_the_layer() -> Subject:
 
 
 @case("traces")
-def a_semaphore_that_runs_low() -> Subject:
+def a_semaphore_that_is_only_acquired() -> Subject:
     left = threading.Semaphore(100)
 
     def body(self: Any, x: torch.Tensor) -> torch.Tensor:
@@ -360,7 +360,7 @@ def a_cached_method() -> Subject:
 
 
 @case("traces")
-def objects_that_are_counted_while_they_live() -> Subject:
+def objects_counted_by_a_weakset() -> Subject:
     class Token:
         pass
 
@@ -403,7 +403,7 @@ def pruned_weights() -> Subject:
 
 
 @case("traces")
-def a_hook_that_goes_after_its_first_call() -> Subject:
+def hooks_that_remove_themselves() -> Subject:
     model = stack()
     handles: dict[int, Any] = {}
 
@@ -444,7 +444,7 @@ def features_that_hooks_collect_for_the_loss() -> Subject:
 
 
 @case("traces")
-def a_hook_of_backward_that_counts() -> Subject:
+def backward_hooks_that_count() -> Subject:
     model, calls = stack(), collections.Counter()
 
     def halve(module: nn.Module, gradients: Any) -> Any:
@@ -460,7 +460,7 @@ def a_hook_of_backward_that_counts() -> Subject:
 
 
 class Turning(TorchFunctionMode):
-    """Changes what every third linear layer gives."""
+    """Changes the result of every third linear layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -492,7 +492,7 @@ def _again(mode: Any) -> Iterator[None]:
 
 
 @case("traces")
-def a_mode_that_turns_around_forward() -> Subject:
+def a_mode_that_changes_every_third_layer_around_forward() -> Subject:
     mode = Turning()
     return Subject(stack(), forward_in=lambda: _again(mode), watch=lambda: (mode.calls, mode.seen["linear"][0]))
 
@@ -529,7 +529,7 @@ def a_profiler_around_the_step() -> Subject:
 
 
 @case("traces")
-def parameters_that_a_functional_call_gives() -> Subject:
+def parameters_given_by_a_functional_call() -> Subject:
     def step(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
         given = {name: parameter * 1.5 for name, parameter in model.named_parameters()}
         loss = mean_loss(torch.func.functional_call(model, given, (batch,)))

@@ -1,7 +1,9 @@
-"""KeyboardInterrupt at every line and call of memscale's Python in a step: the model stays whole, the next step exact.
+"""Raises KeyboardInterrupt at every line and call of memscale's Python in a step. The model must stay intact, and the
+next step exact.
 
-A trace function counts the events of our files and raises at one of them, as SQLite's tests fail one allocation
-after the other. `python interrupts.py [--stride N] [--technique NAME]`; the tests take a stride.
+A trace function counts events (lines and calls) in memscale's files and raises at the nth, for each n in turn. SQLite's
+tests make allocations fail in the same way. `python interrupts.py [--stride N] [--technique NAME]`; `make test` runs it
+with large strides.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ TECHNIQUES = (
 
 
 class Layer(nn.Module):
-    """Has of everything that a replay puts in another's place."""
+    """Has each kind of state that a replay changes and must restore."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,9 +68,9 @@ def backward_of(model: nn.Module, seed: int) -> torch.Tensor:
 
 
 class Counter:
-    """Raises at the `nth` event of our files; with None only counts."""
+    """Raises at the `nth` event in memscale's files."""
 
-    def __init__(self, nth: int | None) -> None:
+    def __init__(self, nth: int) -> None:
         self.events, self.nth, self.place = 0, nth, ""
 
     def __call__(self, frame: Any, event: str, _: Any) -> Any:
@@ -83,19 +85,20 @@ class Counter:
         return self
 
     def run(self, step: Any) -> bool:
-        """Whether the step was interrupted."""
+        """Runs the step; returns whether it was interrupted. Python drops an interrupt in a finalizer or a weak
+        reference's callback; the step then runs to its end."""
         sys.settrace(self)
         try:
             step()
         except KeyboardInterrupt:
-            return True
+            pass
         finally:
             sys.settrace(None)
-        return False
+        return self.place != ""
 
 
 def identity(model: nn.Module) -> dict[str, Any]:
-    """What hangs on the modules, by identity."""
+    """All attributes, buffers, parameters and children of the modules: numbers and strings by value, the rest by id."""
     found: dict[str, Any] = {}
     for name, module in model.named_modules():
         for table in (module.__dict__, module._buffers, module._parameters, module._modules):
@@ -122,8 +125,8 @@ def bits(model: nn.Module, loss: torch.Tensor) -> list[torch.Tensor]:
 
 
 def faults(technique: str, wrapped: bool, directory: str, nth: int) -> tuple[bool, list[str]]:
-    """Interrupts the `nth` event of backward (or of a wrapped model's first step, planning included), then makes the
-    step again: (whether it was interrupted, what is wrong)."""
+    """Interrupts the `nth` event of backward (if `wrapped`, of the first step, planning included), then trains another
+    step. Returns whether the interrupt came, and a list of faults."""
     model = model_of()
     executor = _attached(model, technique, wrapped, directory)
     counter, wrong = Counter(nth), []
@@ -150,8 +153,8 @@ def faults(technique: str, wrapped: bool, directory: str, nth: int) -> tuple[boo
             wrong.append("state_dict")
         fakes = [name for name, value in model.state_dict().items() if type(value) is not torch.Tensor]
         if fakes:
-            wrong.append(f"no plain tensors: {fakes[:3]}")
-    # What the interrupted forward did to the model itself (statistics, counters) is the caller's: go on from there.
+            wrong.append(f"not plain tensors: {fakes[:3]}")
+    # The interrupted step may have changed statistics and counters, as it may unwrapped. The twin starts from them.
     twin = model_of()
     twin.load_state_dict(model.state_dict())
     for own, other in zip(model, twin, strict=True):
@@ -193,7 +196,7 @@ def _same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
 
 
 def all_faults(technique: str, wrapped: bool, directory: str, stride: int, first: int = 1) -> Iterator[str]:
-    """Interrupts one event after the other, every `stride`-th, until a step ends before it comes."""
+    """Interrupts every `stride`-th event, one per run, until a run ends before its event. Yields the faults."""
     nth = first
     while True:
         interrupted, wrong = faults(technique, wrapped, directory, nth)

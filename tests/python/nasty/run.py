@@ -1,13 +1,13 @@
-"""Runs the nasty cases and says what came of each. `python run.py [--case PART] [--config NAME]`.
+"""Runs the nasty cases and prints the outcome of each. `python run.py [--case PART] [--config NAME]`.
 
-Each case is trained unwrapped twice, which must agree, and then wrapped in five configurations.
-An outcome is one of
+Trains each case twice unwrapped and checks that the two runs agree. Then trains it wrapped in five configurations and
+compares each with the unwrapped run. An outcome is one of
 
-- exact: every loss, gradient, parameter, buffer, generator and what the case watches are the same bits,
-  and the process's state is what the plain run leaves;
-- refused: an error of memscale's says so before a step was taken;
-- stopped: an error of memscale's in a later step, or in backward; no wrong number existed;
-- told: what the layer writes outside of the model differs, a warning names the layer, the rest is exact;
+- exact: every loss, gradient, parameter, buffer, generator and watched value has the same bits, and the run leaves the
+  process in the same state;
+- refused: memscale raised an error in the first step;
+- stopped: memscale raised an error in a later step, and everything before it was exact;
+- told: only watched values differ (state that the layer writes outside the model), and a warning named the layer;
 - wrong: anything else.
 """
 
@@ -32,9 +32,14 @@ from typing import Any
 
 import cases_ambient
 import cases_autograd  # noqa: F401
+import cases_copies  # noqa: F401
 import cases_effects  # noqa: F401
+import cases_hidden  # noqa: F401
+import cases_hostile  # noqa: F401
+import cases_hostile_loops  # noqa: F401
 import cases_loops  # noqa: F401
 import cases_modes  # noqa: F401
+import cases_more  # noqa: F401
 import cases_random  # noqa: F401
 import cases_traces  # noqa: F401
 import numpy
@@ -46,7 +51,7 @@ import memscale.session.session
 from memscale import Config, MemScaleError, _core
 from memscale.config import OptimizationMode
 
-# What is forced wherever a plan may; None: what the planner itself finds smallest.
+# The technique forced on every layer that may use it. None: the planner's own plan.
 CONFIGURATIONS: dict[str, str | None] = {
     "recompute": "recompute",
     "selective": "selective_4",
@@ -70,13 +75,13 @@ def _flags() -> dict[str, Any]:
     for name, flag in cases_ambient.FLAGS.items():
         try:
             found[name] = flag.read()
-        except RuntimeError:  # an old setting that new ones have split
+        except RuntimeError:  # an old setting that torch has split into several new ones
             found[name] = "unreadable"
     return found
 
 
 def ambient() -> dict[str, Any]:
-    """What a run could leave changed and no other run must see."""
+    """State of the process that a run could leave changed."""
     state = _flags()
     state |= {
         "function_stack": torch._C._len_torch_function_stack(),
@@ -93,7 +98,7 @@ def ambient() -> dict[str, Any]:
 
 @dataclasses.dataclass
 class Run:
-    """What came of one run, without anything that can't go from one process to another."""
+    """The results of one run, all of them picklable."""
 
     found: list[tuple[str, Any]]
     error: str = ""
@@ -104,7 +109,7 @@ class Run:
 
 
 def in_child(make: Callable[[], Run]) -> Run:
-    """In a process of its own: whatever a run leaves changed, no other sees it."""
+    """Calls `make` in a new process, so that no run sees changes that another has left."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -127,7 +132,7 @@ def in_child(make: Callable[[], Run]) -> Run:
 
 
 def train(subject: Subject) -> Iterator[Any]:
-    """Some steps of the usual loop; yields all that must not depend on a plan."""
+    """Runs the usual loop for some steps; yields every value that must not depend on a plan."""
     optimizer = torch.optim.SGD(subject.model.parameters(), lr=0.05, momentum=0.9)
     for step in range(subject.steps):
         torch.manual_seed(100 + step)
@@ -149,7 +154,7 @@ def train(subject: Subject) -> Iterator[Any]:
 
 
 def collected(subject: Subject) -> Run:
-    """All of a run, up to the error that ended it."""
+    """Everything that a run has yielded, and the error that ended it, if any."""
     run = Run([])
     try:
         for item in train(subject):
@@ -194,7 +199,7 @@ def plain(case: Case) -> Run:
 
 @contextlib.contextmanager
 def planned_with(technique: str | None) -> Iterator[None]:
-    """Every plan has this technique wherever it may."""
+    """Within this context, every plan uses the technique for each layer that may use it; None changes no plan."""
     from memscale.session.session import Session
 
     usual = Session._make_plan
@@ -233,7 +238,7 @@ def _listening() -> Iterator[list[str]]:
 
 
 def judge(case: Case, configuration: str, expected: Run, **fields: Any) -> Outcome:
-    """One case in one configuration against the plain run."""
+    """Runs one case in one configuration and compares it with the plain run."""
     config = Config(
         mode=OptimizationMode.AGGRESSIVE,
         force_optimize=True,
@@ -245,7 +250,10 @@ def judge(case: Case, configuration: str, expected: Run, **fields: Any) -> Outco
     def make() -> Run:
         with planned_with(CONFIGURATIONS[configuration]), _listening() as heard:
             subject = made(case)
-            memscale.wrap(subject.model, config)
+            try:
+                memscale.wrap(subject.model, config)
+            except MemScaleError as error:
+                return Run([], str(error), type(error).__name__, True)
             run = collected(subject)
             memscale.detach(subject.model)
             run.left = ambient()
@@ -288,7 +296,7 @@ def all_of(case: Case, configurations: list[str]) -> dict[str, Outcome]:
 
 
 def _load() -> None:
-    """What a first wrap and a first step import, so that no child has to."""
+    """Wraps and trains a small model, so that every module is imported before children are forked."""
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
     memscale.wrap(model, Config(force_optimize=True, enable_logging=False))
     for _ in range(3):
@@ -298,11 +306,11 @@ def _load() -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--case", default="", help="only cases whose name has this in it")
+    parser.add_argument("--case", default="", help="only cases whose name contains this")
     parser.add_argument("--config", choices=list(CONFIGURATIONS), help="only this configuration")
-    parser.add_argument("--every", type=int, default=1, help="every n-th case only")
-    parser.add_argument("--first", type=int, default=0, help="from this one on")
-    parser.add_argument("--output", type=pathlib.Path, help="a file for the list of outcomes")
+    parser.add_argument("--every", type=int, default=1, help="only every n-th case")
+    parser.add_argument("--first", type=int, default=0, help="number of the first case, from 0")
+    parser.add_argument("--output", type=pathlib.Path, help="file to write the list of outcomes to")
     options = parser.parse_args()
     logging.getLogger("memscale").propagate = False
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""A module of the user's, with state of its own; a case of cases_traces.py writes to it."""
+"""A user's module with state, for a case of cases_traces.py that writes to it."""
 
 CALLS = 0
 NOTES = 0

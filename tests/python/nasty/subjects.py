@@ -1,8 +1,8 @@
-"""Layers and loops that nobody should write and somebody does: what a case is, and the table of all.
+"""What a case is, and `CASES`, the table of all cases: layers and loops that nobody should write but somebody does.
 
-A case is a function that makes a `Subject`: a model, its batches and the loop around it. It is called
-anew for every run, so that two runs share nothing. `run.py` trains it unwrapped twice and then
-wrapped in each configuration, and compares all that a run leaves to the bit.
+A case is a function that makes a `Subject`: a model, its batches and the loop around it. Every run calls the function
+again, so runs share nothing. `run.py` trains the subject twice unwrapped and once wrapped in each configuration, and
+compares every bit.
 """
 
 from __future__ import annotations
@@ -20,16 +20,12 @@ WIDTH, ROWS, BLOCKS = 32, 16, 4
 Context = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
-def nothing() -> contextlib.AbstractContextManager[Any]:
-    return contextlib.nullcontext()
-
-
 def floats(seed: int, *shape: int) -> torch.Tensor:
     return torch.randn(*(shape or (ROWS, WIDTH)), generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
 
 
 def mean_loss(output: Any) -> torch.Tensor:
-    """Depends on every element, none of them alike."""
+    """A loss that weights every element differently."""
     weights = torch.linspace(0.5, 1.5, output.numel(), dtype=torch.float32).view(output.shape)
     return (output.float() * weights).mean()
 
@@ -38,18 +34,18 @@ def mean_loss(output: Any) -> torch.Tensor:
 class Subject:
     """A model and a loop that trains it.
 
-    `forward_in`, `backward_in`, `step_in`: contexts around these parts. `before_backward`: called with the
-    model between them. `step`: takes (model, batch), leaves gradients and returns the loss; stands in for
-    all of those. `watch`: what a run changes outside of the model (generators, counters, files).
-    `steps`: how many.
+    `forward_in`, `backward_in`, `step_in`: contexts around forward, backward and the whole step.
+    `before_backward`: called with the model between forward and backward. `step`: replaces forward and
+    backward; takes (model, batch), leaves gradients and returns the loss. `watch`: returns the state outside
+    the model that a run changes (generators, counters, files). `steps`: number of steps.
     """
 
     model: nn.Module
     batch: Callable[[int], torch.Tensor] = floats
     loss: Callable[[Any], torch.Tensor] = mean_loss
-    forward_in: Context = nothing
-    backward_in: Context = nothing
-    step_in: Context = nothing
+    forward_in: Context = contextlib.nullcontext
+    backward_in: Context = contextlib.nullcontext
+    step_in: Context = contextlib.nullcontext
     before_backward: Callable[[nn.Module], None] | None = None
     step: Callable[[nn.Module, torch.Tensor], torch.Tensor | None] | None = None
     watch: Callable[[], Any] | None = None
@@ -82,7 +78,7 @@ CASES: list[Case] = []
 
 
 def case(kind: str, name: str = "") -> Callable[[Callable[[], Subject]], Callable[[], Subject]]:
-    """Puts a function that makes a subject in the table."""
+    """Decorator: adds a function that makes a subject to the table."""
 
     def enter(make: Callable[[], Subject]) -> Callable[[], Subject]:
         CASES.append(Case(kind, name or make.__name__, make))
@@ -95,7 +91,7 @@ Body = Callable[[Any, torch.Tensor], torch.Tensor]
 
 
 class Block(nn.Module):
-    """A residual block around `body`, which is a method of each block's class."""
+    """A residual block around `body`, a method that subclasses replace."""
 
     def __init__(self, prepare: Callable[[Any], None] | None = None) -> None:
         super().__init__()
@@ -111,7 +107,7 @@ class Block(nn.Module):
 
 
 class Stack(nn.Module):
-    """Blocks in a list, a linear layer before and after."""
+    """A list of blocks between two linear layers."""
 
     def __init__(self, blocks: list[nn.Module]) -> None:
         super().__init__()

@@ -20,6 +20,8 @@ static void test_values_are_escaped(void **state)
     (void)state;
     check("<p title=\"{{a}}\">{{a}}</p>", NULL, "{\"a\":\"<b>&\\\"'{{a}}\"}",
           "<p title=\"&lt;b&gt;&amp;&quot;&#39;{{a}}\">&lt;b&gt;&amp;&quot;&#39;{{a}}</p>");
+    check("?a={{%a}}{{%n}}{{%missing}}", NULL, "{\"a\":\"aZ0-._~ &=/?#\\\"'<>\\u00e9\",\"n\":5}",
+          "?a=aZ0-._~%20%26%3D%2F%3F%23%22%27%3C%3E%C3%A9");
     check("{{n}}{{missing}}{{t}}", NULL, "{\"n\":-5,\"t\":true}", "-5");
 }
 

@@ -1,0 +1,348 @@
+"""Trains a policy on a corpus and exports it: ``python -m memscale.policy.training CORPUS --output policy.json``.
+
+For each strategy LightGBM predicts its cost: the regret in step time against the best strategy, a penalty if no plan
+fits, and a small price for the planner's work. The strategy of the lowest predicted cost is chosen. Leaves are rounded
+to 2^-20, so that sums are exact, and C must give the library's own prediction on every row. Needs the extra
+``training``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import _core
+from .artifact import TrainedPolicy, seal_policy
+from .corpus import read_rows
+
+__all__ = ["Rows", "load_rows", "main", "train"]
+
+# Never trained on.
+HELD_OUT_FAMILIES = ("qwen3", "convolutional")
+HELD_OUT_CLASSES = ("cpu_sata", "gpu_a100")
+HELD_OUT_PRESSURE = (1300, 1500)
+# Trained on, except while the number of trees is found.
+STOPPING_FAMILIES = ("mistral", "recurrent", "gpt2")
+
+# A strategy under which nothing fits costs the search of the widest on top, and is never the better choice.
+MISFIT_COST = 1.0
+# Beyond it, a larger regret teaches nothing more, and would outweigh all other rows.
+REGRET_MOST = 0.2
+# The whole search of the widest strategy is worth this share of a step. With 0.01 the median planning is twice as fast
+# as the widest strategy's, but fresh runs had more regret than under the rules.
+WORK_COST = 0.006
+
+# Sizes and rates of the run itself are left to the ratios: they carry over to other models and machines.
+FEATURES = (
+    "pressure_permille",
+    "on_gpu",
+    "layer_count",
+    "loop_observed",
+    "event_count",
+    "fixed_permille",
+    "selective_peak_permille",
+    "selective_step_permille",
+    "recompute_peak_permille",
+    "recompute_step_permille",
+    "offload_peak_permille",
+    "offload_step_permille",
+    "moved_peak_permille",
+    "moved_step_permille",
+)
+# Left to the rules if outside of what was seen. Zeros, for what a machine lacks, are inside.
+CHECKED = (
+    "matmul_flops_per_s",
+    "disk_write_bytes_per_s",
+    "disk_read_bytes_per_s",
+    "to_host_bytes_per_s",
+    "layer_count",
+    "event_count",
+)
+# A run that does not fit even if each layer is recomputed: few plans fit, a short search may miss the good ones, and
+# the price can be a whole step. The rules decide, under which the planner sees everything.
+TIGHT = ("recompute_peak_permille", 1000)
+_UNIT = 2**20
+
+
+# A policy chooses a pair: a strategy of the table, and the share of a second search without moves.
+Action = tuple[int, int]
+
+
+# Names and permille. All offer every technique: others fit nothing on some rows, or give a plan that is many
+# times slower, which no saved planning outweighs.
+_CHOICES = (
+    ("everything", 0),
+    ("everything", 250),
+    ("everything, quick", 0),
+    ("everything, quick", 1000),
+    ("everything, quick", 250),
+    ("everything, brief", 0),
+    ("everything, brief", 1000),
+    ("everything, brief", 250),
+    ("everything, brief", 50),
+    ("everything, glance", 0),
+    ("everything, glance", 1000),
+    ("everything, glance", 250),
+    ("everything, glance", 50),
+)
+
+
+def actions() -> list[Action]:
+    """What a policy may choose, and then the rest of the table, which only the rules may."""
+    places = {name: i for i, (name, *_) in enumerate(_core.policy_tables()[1])}
+    listed = [(places[name], second) for name, second in _CHOICES]
+    return listed + [(i, 0) for i in places.values() if (i, 0) not in listed]
+
+
+@dataclass
+class Rows:
+    """Rows that some strategy fits, as arrays: a row for each run, a column for each feature or action."""
+
+    rows: list[dict[str, Any]]
+    actions: list[Action]
+    contexts: np.ndarray
+    fits: np.ndarray  # a plan for a loop that holds as much as under any other strategy
+    regret: np.ndarray  # over the best strategy that fits; that of the widest if the action itself does not fit
+    work: np.ndarray  # replayed events over the widest strategy's; both searches if it does not fit
+    held_out: np.ndarray
+
+    def column(self, name: str) -> np.ndarray:
+        """The values of one feature."""
+        return self.contexts[:, _core.policy_tables()[0].index(name)]
+
+    def cost(self) -> np.ndarray:
+        """What training minimises."""
+        return np.where(self.fits, np.minimum(self.regret, REGRET_MOST), MISFIT_COST) + WORK_COST * self.work
+
+
+def _second_of(action: Action) -> int | None:
+    """The strategy of the second search, as an index into the table."""
+    _, strategies = _core.policy_tables()
+    for i, (_, mode, recomputes, moves, permille) in enumerate(strategies):
+        if mode == "aggressive" and recomputes and not moves and permille == action[1]:
+            return i
+    return None
+
+
+def _with_seconds(outcomes: np.ndarray, listed: list[Action]) -> np.ndarray:
+    """The outcomes of actions from those of strategies: of two plans that fit, the one for a loop that holds more, then
+    the faster; the events of both."""
+    columns = []
+    for action in listed:
+        first, second = outcomes[:, action[0]], _second_of(action)
+        if second is None:
+            columns.append(first)
+            continue
+        other = outcomes[:, second]
+        more_care = (other[:, 1] > first[:, 1]) | ((other[:, 1] == first[:, 1]) & (other[:, 2] < first[:, 2]))
+        is_better = (other[:, 0] > 0) & ((first[:, 0] == 0) | more_care)
+        better = np.where(is_better[:, None], other, first)
+        better[:, 4] = first[:, 4] + other[:, 4]
+        columns.append(better)
+    return np.stack(columns, axis=1)
+
+
+def load_rows(folder: Path) -> Rows:
+    """The rows of a corpus that some strategy fits.
+
+    Raises:
+        ValueError: a part is damaged.
+    """
+    rows, listed = [row for row in read_rows(folder) if row["outcomes"][0][0]], actions()
+    outcomes = _with_seconds(np.array([row["outcomes"] for row in rows], dtype=np.float64), listed)
+    fits, care, step, events = outcomes[:, :, 0] > 0, outcomes[:, :, 1], outcomes[:, :, 2], outcomes[:, :, 4]
+    fits &= care >= np.where(fits, care, -1).max(axis=1, keepdims=True)
+    best = np.where(fits, step, np.inf).min(axis=1, keepdims=True)
+    step = np.where(fits, step, step[:, :1])
+    work = np.where(fits, events, events + events[:, :1]) / events[:, :1]
+    contexts = np.array([row["context"] for row in rows], dtype=np.float64)
+    pressure = contexts[:, _core.policy_tables()[0].index("pressure_permille")]
+    held_out = np.array([r["family"] in HELD_OUT_FAMILIES or r["class"] in HELD_OUT_CLASSES for r in rows])
+    held_out |= (pressure >= HELD_OUT_PRESSURE[0]) & (pressure < HELD_OUT_PRESSURE[1])
+    return Rows(rows, listed, contexts, fits, step / best - 1, work, held_out)
+
+
+# -- trees ------------------------------------------------------------------------------------
+
+
+def _parameters(seed: int) -> dict[str, Any]:
+    return {
+        "objective": "regression",
+        "num_leaves": 4,
+        "learning_rate": 0.1,
+        "min_data_in_leaf": 10,
+        "lambda_l2": 5.0,
+        "deterministic": True,
+        "force_row_wise": True,
+        "num_threads": 1,
+        "seed": seed,
+        "verbosity": -1,
+    }
+
+
+def _fit(inputs: np.ndarray, cost: np.ndarray, stops: np.ndarray, seed: int, most: int) -> Any:
+    """One strategy's trees: their number is found on the stopping families, then all rows are used."""
+    import lightgbm
+
+    seen, unseen = lightgbm.Dataset(inputs[~stops], cost[~stops]), lightgbm.Dataset(inputs[stops], cost[stops])
+    early = lightgbm.early_stopping(10, verbose=False)
+    parameters = _parameters(seed)
+    found = lightgbm.train(parameters, seen, most, valid_sets=[unseen], callbacks=[early])
+    booster = lightgbm.train(parameters, lightgbm.Dataset(inputs, cost), max(1, found.best_iteration))
+    for number, tree in enumerate(booster.dump_model()["tree_info"]):
+        for leaf, value in enumerate(_leaf_values(tree["tree_structure"])):
+            booster.set_leaf_output(number, leaf, round(value * _UNIT) / _UNIT)
+    return booster
+
+
+def _leaf_values(node: dict[str, Any]) -> list[float]:
+    """By the leaf's number."""
+    values: dict[int, float] = {}
+    waiting = [node]
+    while waiting:
+        one = waiting.pop()
+        if "leaf_value" in one:
+            values[one.get("leaf_index", 0)] = one["leaf_value"]
+        else:
+            waiting += [one["left_child"], one["right_child"]]
+    return [values[i] for i in range(len(values))]
+
+
+def _nodes(tree: dict[str, Any]) -> tuple[list[list[int]], int]:
+    """The tree as the artifact's rows, parents first, and the least cost of its leaves, which is taken off all."""
+    least = min(round(value * _UNIT) for value in _leaf_values(tree))
+    rows: list[list[int]] = []
+
+    def add(node: dict[str, Any]) -> int:
+        at = len(rows)
+        if "leaf_value" in node:
+            rows.append([round(node["leaf_value"] * _UNIT) - least])
+            return at
+        rows.append([])
+        threshold = int(np.floor(node["threshold"]))  # values are whole: x <= 3.5 if x <= 3
+        below = add(node["left_child"])
+        rows[at] = [node["split_feature"], max(0, threshold), below, add(node["right_child"])]
+        return at
+
+    add(tree)
+    return rows, least
+
+
+def _ranges(rows: Rows, trained: np.ndarray, used: list[str]) -> list[dict[str, Any]]:
+    listed = used + [name for name in (*CHECKED, TIGHT[0]) if name not in used]
+    features = []
+    for name in listed:
+        seen = rows.column(name)[trained]
+        most = TIGHT[1] if name == TIGHT[0] else int(seen.max())
+        numbers = {"least": int(seen.min()), "usual": int(np.sort(seen)[len(seen) // 2]), "most": most}
+        features.append({"name": name, **numbers, "is_checked": name in (*CHECKED, TIGHT[0])})
+    return features
+
+
+def _body(name: str, rows: Rows, boosters: list[Any], chosen: list[int], used: list[str]) -> dict[str, Any]:
+    """The policy as the artifact holds it."""
+    strategies, trees, bases = _core.policy_tables()[1], [], []
+    for place, booster in enumerate(boosters):
+        base = 0
+        for tree in booster.dump_model()["tree_info"]:
+            nodes, least = _nodes(tree["tree_structure"])
+            base += least
+            trees.append({"strategy": place, "nodes": nodes})
+        bases.append(base)
+    listed = []
+    for place, index in enumerate(chosen):
+        first, second = rows.actions[index]
+        _, mode, recomputes, moves, permille = strategies[first]
+        row = {"mode": mode, "enable_checkpointing": recomputes, "enable_offloading": moves}
+        row |= {"search_permille": permille, "second_permille": second}
+        listed.append(row | {"base_cost": bases[place] - min(bases)})
+    features = _ranges(rows, trained_rows(rows), used)
+    return {"name": name, "features": features, "strategies": listed, "trees": trees}
+
+
+# -- the whole --------------------------------------------------------------------------------
+
+
+@dataclass
+class Trained:
+    """An artifact, and what it was made from."""
+
+    artifact: str
+    boosters: list[Any]
+    chosen: list[int]  # indices into the rows' actions
+    used: list[str]  # the features, in the order of the trees' inputs
+
+
+def _inputs(rows: Rows, names: list[str]) -> np.ndarray:
+    return np.stack([rows.column(name) for name in names], axis=1)
+
+
+def trained_rows(rows: Rows) -> np.ndarray:
+    """Those that are neither held out nor tight."""
+    return ~rows.held_out & (rows.column(TIGHT[0]) <= TIGHT[1])
+
+
+def train(rows: Rows, name: str, seed: int = 1, most_trees: int = 20) -> Trained:
+    """Trains on the rows that are not held out. Strategies that are never chosen and features that no tree reads are
+    left out, and the rest is trained again."""
+    trained = trained_rows(rows)
+    stops = np.array([row["family"] in STOPPING_FAMILIES for row in rows.rows])[trained]
+    cost, used = rows.cost()[trained], list(FEATURES)
+    chosen = list(range(len(_CHOICES)))
+    for is_last in (False, True):
+        inputs = _inputs(rows, used)[trained]
+        boosters = [_fit(inputs, cost[:, index], stops, seed, most_trees) for index in chosen]
+        read = sum(booster.feature_importance() for booster in boosters) > 0
+        predicted = np.stack([booster.predict(inputs) for booster in boosters], axis=1).argmin(axis=1)
+        kept = [index for place, index in enumerate(chosen) if place == 0 or np.mean(predicted == place) >= 0.005]
+        if is_last or (read.all() and kept == chosen):
+            break
+        used, chosen = [name for name, is_read in zip(used, read, strict=True) if is_read] or used, kept
+    body = _body(name, rows, boosters, chosen, used)
+    return Trained(seal_policy(json.dumps(body)), boosters, chosen, used)
+
+
+def check_equal(rows: Rows, trained: Trained) -> int:
+    """Compares C's costs with the library's predictions on every row. Returns the number of compared costs.
+
+    Raises:
+        ValueError: one differs.
+    """
+    handle = TrainedPolicy(trained.artifact).handle
+    inputs = _inputs(rows, trained.used)
+    library = np.stack([booster.predict(inputs) for booster in trained.boosters], axis=1) * _UNIT
+    ours = np.array([_core.policy_costs(handle, [int(v) for v in context]) for context in rows.contexts])
+    offset = ours[0, 0] - library[0, 0]
+    if not np.array_equal(library + offset, ours):
+        raise ValueError("C's costs differ from the library's predictions")
+    return int(ours.size)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m memscale.policy.training", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("corpus", type=Path, help="the folder that memscale.policy.corpus made")
+    parser.add_argument("--output", type=Path, required=True, help="receives the artifact")
+    parser.add_argument("--name", default="memscale-1")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--trees", type=int, default=20, help="most trees of a strategy")
+    asked = parser.parse_args(arguments)
+    rows = load_rows(asked.corpus)
+    trained = train(rows, asked.name, asked.seed, asked.trees)
+    compared = check_equal(rows, trained)
+    asked.output.write_text(trained.artifact)
+    print(f"{len(rows.rows)} rows, {len(trained.chosen)} strategies, {len(trained.used)} features: {trained.used}")
+    print(f"{len(trained.artifact)} bytes; {compared} costs equal those of LightGBM")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,159 @@
+#include "api/jobs.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "api/plan_worker.h"
+#include "auth/secret.h"
+#include "base/thread.h"
+#include "log/log.h"
+#include "store/sql.h"
+#include "store/statements.h"
+
+#define POLL_NS ((uint64_t)500000000)
+#define TELL_NS ((uint64_t)1000000000)
+
+struct mss_jobs {
+    mss_sql *sql;
+    ms__thread thread;
+    ms__mutex lock;
+    ms__cond stopping;
+    bool is_stopping;
+};
+
+typedef struct job {
+    mss_jobs *jobs;
+    mss_id id;
+    char *request; /* owned */
+    uint32_t points_done;
+    uint64_t told_ns;
+} job;
+
+static bool is_stopping(mss_jobs *jobs)
+{
+    ms__mutex_lock(&jobs->lock);
+    bool is = jobs->is_stopping;
+    ms__mutex_unlock(&jobs->lock);
+    return is;
+}
+
+/* A job that is deleted with its team meanwhile is no error. */
+static void write(mss_jobs *jobs, mss_statement statement, const mss_value *values, size_t count)
+{
+    ms_error err;
+    if (mss_sql_run(jobs->sql, statement, values, count, NULL, &err) != MS_OK) {
+        mss_log_event(MS_LOG_ERROR, "jobs: %s", err.text);
+    }
+}
+
+static int take_next(mss_jobs *jobs, job *next, ms_error *err)
+{
+    mss_rows rows;
+    bool has = false;
+    *next = (job){.jobs = jobs};
+    int rc = mss_sql_first(jobs->sql, MSS_JOB_NEXT, MSS_NONE, &rows, &has, err);
+    if (rc == MS_OK && has) {
+        mss_rows_copy(&rows, 0, next->id.text, sizeof next->id.text);
+        next->request = ms_strdup(mss_rows_text(&rows, 1));
+        rc = next->request != NULL ? MS_OK : ms_fail(err, MS_ENOMEM, "jobs: out of memory");
+    }
+    mss_rows_end(&rows);
+    return rc;
+}
+
+static bool look(void *argument, uint32_t points_done)
+{
+    job *j = argument;
+    uint64_t now_ns = ms_now_ns();
+    if (points_done > j->points_done && now_ns - j->told_ns > TELL_NS) {
+        j->points_done = points_done;
+        j->told_ns = now_ns;
+        write(j->jobs, MSS_JOB_PROGRESS, MSS_WITH(MSS_INT(points_done), MSS_TEXT(j->id.text)));
+    }
+    return !is_stopping(j->jobs);
+}
+
+static void make(job *j)
+{
+    ms_error err;
+    int ending = MSS_PLAN_FAILED;
+    char *output = NULL;
+    mss_plan_watch watch = {look, j};
+    write(j->jobs, MSS_JOB_START, MSS_WITH(MSS_INT(mss_now_ms()), MSS_TEXT(j->id.text)));
+    int rc = mss_plan_run(j->request, strlen(j->request), &watch, &ending, &output, &err);
+    if (is_stopping(j->jobs)) { /* the next start begins it anew */
+        ms_free(output);
+        return;
+    }
+    const char *printed = output != NULL ? output + strspn(output, ".") : "";
+    bool is_made = rc == MS_OK && ending == MSS_PLAN_MADE;
+    bool is_told = rc == MS_OK && (ending == MSS_PLAN_REFUSED || ending == MSS_PLAN_INFEASIBLE);
+    const char *problem =
+        is_told       ? printed
+        : rc != MS_OK ? "The server could not start a worker."
+                      : "This frontier takes more time or memory than is allowed here: make it with the program.";
+    write(j->jobs, MSS_JOB_END,
+          MSS_WITH(MSS_TEXT(is_made ? "done" : "failed"), MSS_TEXT(is_made ? printed : NULL),
+                   MSS_TEXT(is_made ? NULL : problem), MSS_INT(mss_now_ms()), MSS_TEXT(j->id.text)));
+    ms_free(output);
+}
+
+static void work(void *argument)
+{
+    mss_jobs *jobs = argument;
+    write(jobs, MSS_JOB_AGAIN, MSS_NONE);
+    while (!is_stopping(jobs)) {
+        ms_error err;
+        job next;
+        if (take_next(jobs, &next, &err) != MS_OK) {
+            mss_log_event(MS_LOG_ERROR, "jobs: %s", err.text);
+        }
+        if (next.request != NULL) {
+            make(&next);
+            write(jobs, MSS_JOB_EXPIRE, MSS_WITH(MSS_INT(mss_now_ms() - MSS_JOB_KEPT_MS)));
+            ms_free(next.request);
+            continue;
+        }
+        uint64_t until_ns = ms_now_ns() + POLL_NS;
+        ms__mutex_lock(&jobs->lock);
+        while (!jobs->is_stopping && ms__cond_wait_until(&jobs->stopping, &jobs->lock, until_ns)) {
+        }
+        ms__mutex_unlock(&jobs->lock);
+    }
+}
+
+int mss_jobs_start(const char *database, mss_jobs **out, ms_error *err)
+{
+    mss_jobs *jobs = ms_calloc(1, sizeof *jobs);
+    if (jobs == NULL) {
+        return ms_fail(err, MS_ENOMEM, "jobs: out of memory");
+    }
+    ms__mutex_init(&jobs->lock);
+    ms__cond_init(&jobs->stopping);
+    int rc = mss_sql_open(database, MSS_SQL_WRITE, &jobs->sql, err);
+    if (rc == MS_OK) {
+        rc = ms__thread_start(&jobs->thread, "mss-jobs", work, jobs, err);
+    }
+    if (rc != MS_OK) {
+        mss_jobs_stop(jobs);
+        return rc;
+    }
+    *out = jobs;
+    return MS_OK;
+}
+
+void mss_jobs_stop(mss_jobs *jobs)
+{
+    if (jobs == NULL) {
+        return;
+    }
+    ms__mutex_lock(&jobs->lock);
+    jobs->is_stopping = true;
+    ms__cond_broadcast(&jobs->stopping);
+    ms__mutex_unlock(&jobs->lock);
+    ms__thread_join(&jobs->thread);
+    mss_sql_close(jobs->sql);
+    ms__cond_destroy(&jobs->stopping);
+    ms__mutex_destroy(&jobs->lock);
+    ms_free(jobs);
+}

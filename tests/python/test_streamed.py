@@ -1,0 +1,114 @@
+"""Models with streamed parameters: equal bits, a kept budget, and errors that name the directory or the cause."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from streamed_cases import CASES
+from time_limits import HANG_SECONDS
+
+import memscale
+from memscale import _core
+
+_SCRIPT = pathlib.Path(__file__).with_name("streamed_cases.py")
+
+
+def run_case(name: str, mode: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(_SCRIPT), name, mode],
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=HANG_SECONDS, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bits_are_equal_and_the_budget_is_kept(name: str) -> None:
+    plain, streamed = run_case(name, "plain"), run_case(name, "streamed")
+    assert streamed["digest"] == plain["digest"]
+    assert streamed["peak_bytes"] <= streamed["budget_bytes"]
+    assert plain["blocks"] == 0 and streamed["blocks"] > 0
+    if name != "with_neighbours":  # it also holds an average of the weights, so its window saves little
+        assert streamed["dropped_bytes"] > 0
+        assert streamed["window_bytes"] < streamed["total_bytes"]
+        assert streamed["fetched_bytes"] > 2 * streamed["total_bytes"]
+
+
+def test_a_streamed_model_has_the_plain_models_numbers_and_its_blocks_die_with_it() -> None:
+    torch.manual_seed(5)
+    plain = torch.nn.Linear(512, 512)
+    torch.manual_seed(5)
+    before = _core.streamed_stats()["blocks"]
+    with memscale.stream():
+        streamed = torch.nn.Linear(512, 512)
+    assert torch.equal(plain.weight, streamed.weight) and torch.equal(plain.bias, streamed.bias)
+    assert _core.streamed_stats()["blocks"] == before + 1  # the bias is too small for a file
+    outside = torch.nn.Linear(512, 512)
+    assert _core.streamed_stats()["blocks"] == before + 1
+    del streamed, outside
+    assert _core.streamed_stats()["blocks"] == before
+
+
+def test_a_checkpoint_is_loaded_into_files(tmp_path: pathlib.Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_embd=256, n_layer=2, n_head=4, vocab_size=500)
+    torch.manual_seed(0)
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    plain = transformers.GPT2LMHeadModel.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    with memscale.stream():
+        streamed = transformers.GPT2LMHeadModel.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    large = [value for value in streamed.parameters() if value.nbytes >= 128 << 10]
+    assert _core.streamed_bytes([value.data_ptr() for value in large]) >= sum(value.nbytes for value in large)
+    for name, value in plain.state_dict().items():
+        assert torch.equal(value, streamed.state_dict()[name]), name
+
+
+def test_directories_that_are_not_on_a_disk_are_refused(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(memscale.MemScaleError), memscale.stream("/proc/no/such/place"):
+        pass
+    if os.path.isdir("/dev/shm"):
+        with pytest.raises(memscale.ConfigError, match="memory"), memscale.stream("/dev/shm"):
+            pass
+    with memscale.stream(tmp_path):
+        with pytest.raises(memscale.MemScaleError, match="already stream"), memscale.stream(tmp_path.parent):
+            pass
+        assert torch.ones(1 << 16).sum() == 1 << 16
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_raises_an_error_that_names_it() -> None:
+    code = """
+import resource, torch, memscale
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+try:
+    with memscale.stream():
+        torch.nn.Linear(1024, 1024)
+except memscale.OffloadError as error:
+    print(error)
+print(torch.ones(1 << 20).sum())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_SECONDS, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "reserving 4.19 MB for a spill file" in done.stdout and "tensor(1048576.)" in done.stdout
+
+
+def test_an_error_of_the_callers_own_leaves_the_block_unchanged() -> None:
+    with pytest.raises(ZeroDivisionError), memscale.stream():
+        raise ZeroDivisionError
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"), memscale.stream():
+        torch.ones(2, 3) @ torch.ones(2, 3)
+    before = _core.streamed_stats()["blocks"]
+    made = torch.ones(1 << 20)
+    assert _core.streamed_stats()["blocks"] == before
+    del made

@@ -1,0 +1,51 @@
+"""Two ranks on the double, each with its own process and device: one plan, the plain run's bits, a kept budget."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+
+from conftest import FOLDER
+
+CASE = pathlib.Path(__file__).with_name("ranks_case.py")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def run_ranks(case: str) -> list[str]:
+    """The lines that both ranks print; fails if one of them fails."""
+    port = str(free_port())
+    started = [
+        subprocess.Popen(
+            [sys.executable, str(CASE), str(FOLDER), case, str(rank), port],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        ended = [process.communicate(timeout=600) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    for process, (_, errors) in zip(started, ended, strict=True):
+        assert process.returncode == 0, errors[-4000:]
+    return [printed for printed, _ in ended]
+
+
+def test_ddp_keeps_budget_and_bits():
+    assert all("done" in printed for printed in run_ranks("ddp"))
+
+
+def test_a_model_that_moves_after_wrap_is_planned_for_its_device_on_all_ranks():
+    first, second = run_ranks("moved")
+    assert "plan {" in first and first == second

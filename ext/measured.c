@@ -5,7 +5,6 @@
 #include "rooms.h"
 
 #include "memscale/graph.h"
-#include "memscale/hardware.h"
 #include "memscale/hostmem.h"
 
 /* A list of integers; the caller frees `*out`, also after a failure. */
@@ -98,48 +97,7 @@ static PyObject *graph_measure(PyObject *module, PyObject *args)
     return answer;
 }
 
-static PyObject *memory_beside_tensors(PyObject *module, PyObject *unused)
-{
-    (void)module;
-    (void)unused;
-    ms_hostmem_stats maps;
-    uint64_t bytes;
-    ms_error err;
-    ms_hostmem_get_stats(&maps);
-    if (ms_ext_check(ms_process_beside_tensors(maps.live_bytes + maps.cached_bytes, &bytes, &err), &err) != 0) {
-        return NULL;
-    }
-    return PyLong_FromUnsignedLongLong(bytes);
-}
-
-static PyObject *hardware_grow_by(PyObject *module, PyObject *args)
-{
-    (void)module;
-    const char *json;
-    unsigned long long before_bytes, after_bytes;
-    if (!PyArg_ParseTuple(args, "sKK:hardware_grow_by", &json, &before_bytes, &after_bytes)) {
-        return NULL;
-    }
-    ms_error err;
-    ms_hardware *hardware = ms_malloc(sizeof *hardware);
-    if (hardware == NULL) {
-        return PyErr_NoMemory();
-    }
-    PyObject *answer = NULL;
-    if (ms_ext_check(ms_hardware_parse(json, hardware, &err), &err) == 0) {
-        ms_hardware_grow_by(hardware, before_bytes, after_bytes);
-        answer = ms_ext_take_text(ms_hardware_to_json(hardware));
-    }
-    ms_free(hardware);
-    return answer;
-}
-
 static PyMethodDef methods[] = {
-    MS_EXT_FUNCTION("memory_beside_tensors", memory_beside_tensors, METH_NOARGS, "/", "() -> int",
-                    "Resident bytes of this process beside its tensors."),
-    MS_EXT_FUNCTION("hardware_grow_by", hardware_grow_by, METH_VARARGS, "hardware, before, after, /",
-                    "(str, int, int) -> str",
-                    "The description with the baseline grown by what memory beside tensors has grown."),
     MS_EXT_FUNCTION(
         "graph_measure", graph_measure, METH_VARARGS, "graph, calls, on_host, /",
         "(str, list[tuple[str, int, list[int], list[int], list[int], int, int, int, int, int]], bool) -> str",

@@ -27,6 +27,7 @@
     X(plan) \
     X(policy) \
     X(predict) \
+    X(process) \
     X(outside) \
     X(ranks) \
     X(report) \

@@ -1,79 +1,10 @@
 /*
- * Library calls for session/session.py: they describe the process in a hardware description, find a
- * known signature whose plan serves other inputs, and copy parts from one graph to another.
+ * Library calls for session/session.py: they find a known signature whose plan serves other inputs, and copy parts
+ * from one graph to another.
  */
 #include "common.h"
-#include "memscale/hardware.h"
-#include "memscale/hostmem.h"
 #include "memscale/plan.h"
 #include "rooms.h"
-
-static PyObject *hardware_set_process(PyObject *module, PyObject *args)
-{
-    (void)module;
-    const char *json, *name, *label;
-    int index;
-    unsigned long long allocated_bytes, total_bytes, available_bytes;
-    if (!PyArg_ParseTuple(args, "ssisKKK:hardware_set_process", &json, &name, &index, &label, &total_bytes,
-                          &available_bytes, &allocated_bytes)) {
-        return NULL;
-    }
-    ms_error err;
-    ms_device_kind kind;
-    char *text = NULL;
-    int rc = ms_device_kind_named(name, &kind, &err);
-    if (rc != MS_OK) {
-        return ms_ext_raise(&err);
-    }
-    ms_hardware *hardware = ms_malloc(sizeof *hardware);
-    if (hardware == NULL) {
-        return PyErr_NoMemory();
-    }
-    rc = ms_hardware_parse(json, hardware, &err);
-    bool is_host = ms_device_host_is_device(kind);
-    if (rc == MS_OK && !is_host) {
-        ms_gpu_sight sight = {
-            .kind = kind, .name = label, .total_bytes = total_bytes, .available_bytes = available_bytes};
-        rc = ms_hardware_see_gpu(hardware, (uint32_t)index, &sight, &err);
-    }
-    if (rc == MS_OK) {
-        rc = ms_hardware_set_process(hardware, is_host ? -1 : index, allocated_bytes, &err);
-    }
-    if (rc == MS_OK) {
-        text = ms_hardware_to_json(hardware);
-    }
-    ms_free(hardware);
-    return rc == MS_OK ? ms_ext_take_text(text) : ms_ext_raise(&err);
-}
-
-static PyObject *hardware_grow_process(PyObject *module, PyObject *args)
-{
-    (void)module;
-    const char *json;
-    unsigned long long expected_bytes, allocated_bytes;
-    if (!PyArg_ParseTuple(args, "sKK:hardware_grow_process", &json, &expected_bytes, &allocated_bytes)) {
-        return NULL;
-    }
-    ms_error err;
-    ms_hostmem_stats maps;
-    char *text = NULL;
-    ms_hardware *hardware = ms_malloc(sizeof *hardware);
-    if (hardware == NULL) {
-        return PyErr_NoMemory();
-    }
-    ms_hostmem_get_stats(&maps);
-    int rc = ms_hardware_parse(json, hardware, &err);
-    if (rc == MS_OK) {
-        uint64_t held_bytes = maps.live_bytes + maps.cached_bytes;
-        uint64_t tensor_bytes = ms_hardware_host_is_device(hardware) ? held_bytes : allocated_bytes;
-        rc = ms_hardware_grow_process(hardware, tensor_bytes, expected_bytes, &err);
-    }
-    if (rc == MS_OK) {
-        text = ms_hardware_to_json(hardware);
-    }
-    ms_free(hardware);
-    return rc == MS_OK ? ms_ext_take_text(text) : ms_ext_raise(&err);
-}
 
 /* Borrows the texts of a list of str; NULL with an exception if an item is not a str. */
 static const char **texts_of(PyObject *list, size_t *count)
@@ -267,17 +198,6 @@ static PyObject *tile_rows(PyObject *module, PyObject *rows)
 }
 
 static PyMethodDef methods[] = {
-    MS_EXT_FUNCTION(
-        "hardware_set_process", hardware_set_process, METH_VARARGS,
-        "hardware, kind, index, name, total_bytes, available_bytes, allocated_bytes, /",
-        "(str, str, int, str, int, int, int) -> str",
-        "Adds this process's baseline on the device to the description: allocated_bytes on a GPU, the measured "
-        "resident memory on the CPU. The GPU's name and bytes are those that torch reports; they are ignored for the "
-        "CPU. MemScaleError if the kind is unknown."),
-    MS_EXT_FUNCTION("hardware_grow_process", hardware_grow_process, METH_VARARGS,
-                    "hardware, expected_bytes, allocated_bytes, /", "(str, int, int) -> str",
-                    "The description with this process's present baseline and `expected_bytes` that it will also hold. "
-                    "On a GPU, where `allocated_bytes` are allocated now, the baseline grows by no more than these."),
     MS_EXT_FUNCTION("signature_find", signature_find, METH_VARARGS, "known, signature, /",
                     "(list[str], str) -> str | None", "The known signature that serves these inputs, or None."),
     MS_EXT_FUNCTION("signature_ahead", signature_ahead, METH_VARARGS, "known, signature, /",

@@ -226,6 +226,17 @@ static void admit(ms__window *window, void *argument)
     asked->is_admitted = block != NULL && !block->resident && ms__window_use(window, block, true);
 }
 
+/* The block may have been dropped while it was filled: then its pages are dropped again. */
+static void recheck(ms__window *window, void *argument)
+{
+    (void)window;
+    const admission *asked = argument;
+    const ms__map_block *block = block_at(asked->address);
+    if (block != NULL) {
+        ms__window_recheck(block);
+    }
+}
+
 static void carry_out(uint64_t order, const void *const *addresses, size_t count)
 {
     for (size_t i = 0; i < count && is_newest(order); i++) {
@@ -233,6 +244,7 @@ static void carry_out(uint64_t order, const void *const *addresses, size_t count
         ms__heap_visit_window(admit, &asked);
         if (asked.is_admitted) {
             fill_block(addresses[i], is_newest, order);
+            ms__heap_visit_window(recheck, &asked);
         }
     }
 }

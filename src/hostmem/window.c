@@ -148,11 +148,16 @@ void ms__window_empty(ms__window *window)
     }
 }
 
+void ms__window_recheck(const ms__map_block *block)
+{
+    if (!block->resident) {
+        release_pages(block);
+    }
+}
+
 void ms__window_sweep(ms__window *window)
 {
     for (const ms__map_block *block = window->all; block != NULL; block = block->same_next) {
-        if (!block->resident) {
-            release_pages(block);
-        }
+        ms__window_recheck(block);
     }
 }

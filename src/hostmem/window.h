@@ -40,6 +40,9 @@ void ms__window_shrink(ms__window *window, uint64_t most_bytes);
 /* Drops the pages of all blocks; only kept ones still count as resident. */
 void ms__window_empty(ms__window *window);
 
+/* Drops the pages of the block, if it doesn't count as resident. */
+void ms__window_recheck(const ms__map_block *block);
+
 /* Drops the pages of all blocks that don't count as resident. */
 void ms__window_sweep(ms__window *window);
 

@@ -9,6 +9,10 @@
     ",\"search_permille\":" permille ",\"second_permille\":0,\"base_cost\":" base "}"
 #define FEATURE(name, least, usual, most, is_checked) \
     "{\"name\":\"" name "\",\"least\":" least ",\"usual\":" usual ",\"most\":" most ",\"is_checked\":" is_checked "}"
+/* A policy of one strategy, which keeps everything at any pressure. */
+#define KEEPS_ALL(name, feature) \
+    "{\"name\":\"" name "\",\"features\":[" feature "],\"strategies\":[" STRATEGY( \
+        "conservative", "false", "false", "1000", "0") "],\"trees\":[{\"strategy\":0,\"nodes\":[[1]]}]}"
 
 static const char two_trees[] =
     "{\"name\":\"test\",\"features\":[" FEATURE("pressure_permille", "0", "1000", "90000", "false") "," FEATURE(
@@ -271,13 +275,7 @@ static void techniques_switched_off_stay_off(void **state)
 static void a_strategy_that_fits_no_plan_is_widened(void **state)
 {
     (void)state;
-    /* Keeps everything at any pressure. */
-    ms_policy *policy = policy_of("{\"name\":\"lazy\",\"features\":[" FEATURE(
-        "on_gpu", "0", "0", "1",
-        "false") "],"
-                 "\"strategies\":[" STRATEGY("conservative", "false", "false", "1000",
-                                             "0") "],"
-                                                  "\"trees\":[{\"strategy\":0,\"nodes\":[[1]]}]}");
+    ms_policy *policy = policy_of(KEEPS_ALL("lazy", FEATURE("on_gpu", "0", "0", "1", "false")));
     ms_config config;
     ms_config_default(&config);
     config.memory_budget_bytes = need_bytes() * 4 / 5;
@@ -291,12 +289,7 @@ static void a_strategy_that_fits_no_plan_is_widened(void **state)
 static void what_a_policy_was_not_trained_for_is_left_to_the_rules(void **state)
 {
     (void)state;
-    ms_policy *policy = policy_of("{\"name\":\"fast\",\"features\":[" FEATURE(
-        "matmul_flops_per_s", "1", "1", "2",
-        "true") "],"
-                "\"strategies\":[" STRATEGY("conservative", "false", "false", "1000",
-                                            "0") "],"
-                                                 "\"trees\":[{\"strategy\":0,\"nodes\":[[1]]}]}");
+    ms_policy *policy = policy_of(KEEPS_ALL("fast", FEATURE("matmul_flops_per_s", "1", "1", "2", "true")));
     ms_config config;
     ms_config_default(&config);
     config.memory_budget_bytes = need_bytes() * 4 / 5;

@@ -463,12 +463,9 @@ void ms_streamed_keep(ms_streamed_blocks blocks)
     ms__heap_visit_window(keep_these, &blocks);
 }
 
-void ms_streamed_use(ms_streamed_blocks now, ms_streamed_blocks ahead)
+/* Ends the order in hand. */
+static void give_order(ms_streamed_blocks ahead)
 {
-    ms__heap_visit_window(use_now, &now);
-    for (size_t i = 0; i < now.count; i++) {
-        fill_block(now.addresses[i], NULL, 0);
-    }
     ms__mutex_lock(&the_worker.lock);
     the_worker.order++;
     the_worker.count = ms__min_u64(ahead.count, ORDER_MOST);
@@ -479,7 +476,17 @@ void ms_streamed_use(ms_streamed_blocks now, ms_streamed_blocks ahead)
     ms__mutex_unlock(&the_worker.lock);
 }
 
+void ms_streamed_use(ms_streamed_blocks now, ms_streamed_blocks ahead)
+{
+    ms__heap_visit_window(use_now, &now);
+    for (size_t i = 0; i < now.count; i++) {
+        fill_block(now.addresses[i], NULL, 0);
+    }
+    give_order(ahead);
+}
+
 void ms_streamed_drop(void)
 {
+    give_order((ms_streamed_blocks){.addresses = NULL, .count = 0});
     ms__heap_visit_window(drop_all, NULL);
 }

@@ -195,6 +195,24 @@ static void the_worker_fills_what_comes_next_within_the_window(void **state)
     free_blocks(blocks);
 }
 
+static void what_is_dropped_while_it_is_filled_stays_dropped(void **state)
+{
+    (void)state;
+    char *blocks[BLOCKS];
+    make_blocks(blocks);
+    ms_streamed_set_window(BLOCKS * BLOCK_BYTES);
+    for (unsigned round = 0; round < 200; round++) {
+        ms_streamed_use(none, list(blocks, 1));
+        usleep(round % 20 * 100); /* the fill takes about 1 ms: the drop comes before, during and after it */
+        ms_streamed_drop();
+        ms_streamed_use(none, list(&blocks[1], 1));
+        wait_until_mapped(blocks[1]); /* the worker has left the first block */
+        assert_int_equal(mapped_bytes(blocks[0]), 0);
+        ms_streamed_drop();
+    }
+    free_blocks(blocks);
+}
+
 static void the_next_layer_is_the_one_that_followed_before(void **state)
 {
     (void)state;
@@ -360,6 +378,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(the_window_holds_the_blocks_used_last, setup, teardown),
         cmocka_unit_test_setup_teardown(kept_blocks_stay_until_all_are_dropped, setup, teardown),
         cmocka_unit_test_setup_teardown(the_worker_fills_what_comes_next_within_the_window, setup, teardown),
+        cmocka_unit_test_setup_teardown(what_is_dropped_while_it_is_filled_stays_dropped, setup, teardown),
         cmocka_unit_test_setup_teardown(the_next_layer_is_the_one_that_followed_before, setup, teardown),
         cmocka_unit_test_setup_teardown(layers_report_when_memory_is_short, setup, teardown),
         cmocka_unit_test_setup_teardown(pages_touched_without_being_entered_are_dropped, setup, teardown),

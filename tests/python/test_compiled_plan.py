@@ -17,6 +17,7 @@ from torch import nn
 
 import memscale
 from memscale import Config
+from memscale.tracing import compiled_calls
 
 ROOMY = Config(memory_budget_gb=64.0, enable_logging=False)
 
@@ -160,6 +161,19 @@ def test_layers_that_differ_are_measured_apart() -> None:
     train(model, 1)
     graph = graph_of(model)
     assert saved_bytes(graph, "blocks.0") != saved_bytes(graph, "blocks.1")
+    memscale.detach(model)
+
+
+def test_equal_layers_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = []
+    measure = compiled_calls._measure
+    monkeypatch.setattr(compiled_calls, "_measure", lambda *given: measured.append(given) or measure(*given))
+    model = language()
+    model.blocks.append(Block())  # the first and the last block have other neighbours than this one
+    memscale.wrap(compiled(model), ROOMY)
+    train(model, 1)
+    assert len(measured) == 1
+    assert len({tuple(saved_bytes(graph_of(model), f"blocks.{i}")) for i in range(len(model.blocks))}) == 1
     memscale.detach(model)
 
 

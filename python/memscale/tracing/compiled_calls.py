@@ -69,7 +69,7 @@ class _Call(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """What one call did, in the order of `graph_measure`."""
+    """What one call did, in the order of `graph_measure`, but with numbers of storages for the saved arguments."""
 
     inputs: list[int]
     outputs: list[int]
@@ -142,8 +142,9 @@ class CompiledCalls:
 class MeasuredCalls:
     """Runs calls of compiled layers and keeps what they did, as long as a model is wrapped.
 
-    A call is run once for each kind: profile in the graph, class of the layer, compiler, arguments, autocast and
-    version of torch. Only the thread that runs the model's forward uses it.
+    A call is run once for each kind: work of its operators, class of the layer, compiler, arguments, autocast and
+    version of torch. A model's first and last layers are of the same kind as those between, though their profiles
+    differ. Only the thread that runs the model's forward uses it.
     """
 
     def __init__(self) -> None:
@@ -169,13 +170,13 @@ class MeasuredCalls:
                 continue
             run = self._run_of(node, document["profiles"][node["profile"]], call, device, is_training)
             if run is not None:
-                found.append((*key, *run))
+                found.append((*key, _places(run, call), *run[1:]))
         return _core.graph_measure(graph, found, kind_of(device).is_host) if found else graph
 
     def _run_of(
         self, node: dict[str, Any], profile: dict[str, Any], call: _Call, device: torch.device, is_training: bool
     ) -> _Run | None:
-        key = json.dumps(profile), _kind_of_call(call)
+        key = _work_of(profile), _kind_of_call(call)
         if key in self._known:
             return self._known[key]
         run = None
@@ -191,8 +192,19 @@ class MeasuredCalls:
         return run
 
 
+def _places(run: _Run, call: _Call) -> list[int]:
+    """The saved arguments among the inputs of this layer's profile."""
+    places = (call.storages[number].place for number in run.inputs)
+    return [place for place in places if place >= 0]
+
+
+def _work_of(profile: dict[str, Any]) -> str:
+    """What the layer's operators compute as written, whatever is alive around the layer."""
+    return json.dumps([[event for event in profile[which] if event[0] == "work"] for which in ("forward", "backward")])
+
+
 def _kind_of_call(call: _Call) -> tuple[Any, ...]:
-    """What decides, beside the traced profile, how a layer is compiled."""
+    """What decides, beside its operators' work, how a layer is compiled."""
     compiler = compiler_of(call.module) if is_compiled(call.module) else None
     backend: Any = getattr(compiler, "callback", None)
     while hasattr(backend, "_torchdynamo_orig_backend"):
@@ -242,15 +254,14 @@ def _run(undo: Any, call: _Call, device: torch.device, is_training: bool) -> _Ru
             parameter._backward_hooks.clear()
     if not is_training:
         module.train()
-    return _Meter(module, call.storages, device).run(call)
+    return _Meter(module, device).run(call)
 
 
 class _Meter:
     """Runs a call between readings of memory and clock."""
 
-    def __init__(self, module: torch.nn.Module, storages: list[_Storage], device: torch.device) -> None:
+    def __init__(self, module: torch.nn.Module, device: torch.device) -> None:
         self._module = module
-        self._storages = storages
         self._device = device
         self._kind = kind_of(device)
         self._saved: dict[int, int] = {}  # bytes by address, in the order of saving
@@ -258,7 +269,7 @@ class _Meter:
     def run(self, call: _Call) -> _Run:
         given = _tensors(call)
         args, kwargs = call.pattern.filled(given)
-        places = dict(zip(map(_address, given), [leaf.storage for leaf in call.pattern.leaves], strict=True))
+        numbers = dict(zip(map(_address, given), [leaf.storage for leaf in call.pattern.leaves], strict=True))
         # Of a layer that runs as written in spite of all, torch would compile the hooks.
         hooks = torch.compiler.disable(self._pack), torch.compiler.disable(lambda tensor: tensor)
         with _environment(call):
@@ -269,7 +280,7 @@ class _Meter:
             self._kind.synchronize()
             forward_ns = time.perf_counter_ns() - begun
         live, peak = self._kind.tensor_bytes(self._device)
-        inputs, outputs, made = self._sorted(places, {_address(tensor) for tensor in plain_tensors(output)})
+        inputs, outputs, made = self._sorted(numbers, {_address(tensor) for tensor in plain_tensors(output)})
         wanted = [tensor for tensor in (*given, *self._module.parameters()) if tensor.requires_grad]
         roots = [tensor for tensor in plain_tensors(output) if tensor.requires_grad]
         gradients = [torch.zeros_like(root) for root in roots]
@@ -302,8 +313,8 @@ class _Meter:
         self._saved.setdefault(_address(tensor), tensor.untyped_storage().nbytes())
         return tensor.detach() if tensor.grad_fn is not None else tensor
 
-    def _sorted(self, places: dict[int, int], returned: set[int]) -> tuple[list[int], list[int], list[int]]:
-        """The saved storages: places of arguments, bytes of outputs, bytes of the others. Parameters and buffers stay
+    def _sorted(self, numbers: dict[int, int], returned: set[int]) -> tuple[list[int], list[int], list[int]]:
+        """The saved storages: numbers of arguments, bytes of outputs, bytes of the others. Parameters and buffers stay
         anyway."""
         own = {_address(tensor) for tensor in (*self._module.parameters(), *self._module.buffers())}
         inputs: list[int] = []
@@ -312,9 +323,8 @@ class _Meter:
         for address, size in self._saved.items():
             if address in own:
                 continue
-            if address in places:
-                place = self._storages[places[address]].place
-                inputs.extend([place] if place >= 0 else [])
+            if address in numbers:
+                inputs.append(numbers[address])
             else:
                 (outputs if address in returned else made).append(size)
         return inputs, outputs, made

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs every test: structure, C (plain, under the address and undefined-behaviour sanitizers, threads under
-# the thread sanitizer), the program, the fuzz corpora, the CUDA path on a double, the site, the wheel,
-# Python; and the server beside the C tests. Stops at the first stage that fails.
+# the thread sanitizer), the program, the fuzz corpora, the CUDA path on a double, Python; and beside the C tests the
+# server, the site and the wheel. Stops at the first stage that fails.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 
@@ -21,10 +21,10 @@ run_meson_tests() {
         --num-processes "$((2 * $(nproc)))" "$@"
 }
 
-# Starts a script beside the following stages; join_beside waits for it and prints its output.
+# Starts scripts, one after the other, beside the following stages; join_beside waits for them and prints their output.
 beside_pid=
 beside() {
-    setsid "$@" >build/beside.log 2>&1 &
+    setsid bash -ec 'for script; do "$script"; done' beside "$@" >build/beside.log 2>&1 &
     beside_pid=$!
 }
 
@@ -36,7 +36,7 @@ join_beside() {
     return "$rc"
 }
 
-# If a stage fails, or at Ctrl-C, the script beside it ends too.
+# If a stage fails, or at Ctrl-C, the scripts beside it end too.
 trap '[ -z "$beside_pid" ] || kill -- -"$beside_pid" 2>/dev/null || true' EXIT
 
 say "structure"
@@ -48,8 +48,8 @@ if ! command -v c++ >/dev/null 2>&1 && command -v apt-get >/dev/null 2>&1 && [ "
     quietly apt-get install -y --no-install-recommends g++ || say "g++ could not be installed"
 fi
 
-# The server's tests mostly wait.
-beside scripts/test_server.sh
+# These mostly wait, or keep one processor busy.
+beside scripts/test_server.sh scripts/docs.sh scripts/wheel.sh
 
 # The next stage replays the fuzz corpora.
 say "C tests, the program"
@@ -64,14 +64,9 @@ say "threads under the thread sanitizer"
 meson_build tsan -Db_sanitize=thread "${sanitized[@]}"
 run_meson_tests tsan "${tsan_suites[@]}"
 
-join_beside # the server's tests
+join_beside
 
 scripts/test_cuda.sh
-
-scripts/docs.sh
-
-say "the wheel"
-scripts/wheel.sh
 
 # Trainers that memscale runs under. Only tests need them, so building and the demo don't install them.
 wanted="$(tree_digest scripts/requirements-test.txt scripts/locked/requirements-test.txt) $(python -c 'import sys; print(sys.prefix)')"

@@ -11,6 +11,7 @@
 #include "commands.h"
 #include "common.h"
 #include "inputs.h"
+#include "memscale/cluster.h"
 #include "memscale/pipeline.h"
 #include "memscale/predict.h"
 #include "options.h"
@@ -19,6 +20,7 @@
 static const char help[] = "Usage: memscale predict --hf FILE --batch B [--seq S] [--budget BYTES]\n"
                            "                        [--dtype TYPE] [--optimizer NAME] [--lora RANK]\n"
                            "                        [--hardware NAME] [--json | --graph]\n"
+                           "                        [--ranks N (--ddp | --fsdp) [--link BYTES]]\n"
                            "\n"
                            "Predicts the memory of a training step of a Hugging Face model: unoptimized, with\n"
                            "the plan for this machine or a budget, and the smallest budget. Reads only the\n"
@@ -39,6 +41,13 @@ static const char help[] = "Usage: memscale predict --hf FILE --batch B [--seq S
                            "  --hardware NAME   a saved machine's file, or a GPU to train on in this machine:\n"
                            "                    rtx-4090, h100, ... (memscale hardware --cards); this machine\n"
                            "                    if not given\n"
+                           "  --ranks N         a rank's share of a training on N ranks, 1 to 65536; --batch is\n"
+                           "                    each rank's\n"
+                           "  --ddp             every rank holds the whole model\n"
+                           "  --fsdp            parameters, gradients and state are divided: torch's\n"
+                           "                    fully_shard() on every layer and on the model\n"
+                           "  --link BYTES      that a rank sends in a second: 50GB; by default the card's\n"
+                           "                    links, and beyond 8 ranks a network of 400 Gb/s a card\n"
                            "  --json            print the JSON document (docs/formats/predict.schema.json)\n"
                            "  --graph           print the step's graph, for memscale plan --graph\n"
                            "\n"
@@ -46,6 +55,8 @@ static const char help[] = "Usage: memscale predict --hf FILE --batch B [--seq S
                            "  memscale predict --hf config.json --batch 4 --seq 512 --budget 4.0GB\n"
                            "  memscale predict --hf config.json --batch 8 --seq 2048 --hardware rtx-4090 \\\n"
                            "                   --dtype bfloat16 --lora 16\n"
+                           "  memscale predict --hf config.json --batch 2 --seq 4096 --hardware h100 \\\n"
+                           "                   --dtype bfloat16 --ranks 64 --fsdp\n"
                            "\n"
                            "Exit status: 0 with a plan, 1 if none fits the budget (the smallest that fits is\n"
                            "printed, with --json as {\"feasible\": false, \"smallest_budget_bytes\": ...}) or the\n"
@@ -54,13 +65,17 @@ static const char help[] = "Usage: memscale predict --hf FILE --batch B [--seq S
 typedef struct predict_request {
     const char *hf_path, *batch, *seq, *budget, *hardware_path;
     const char *dtype, *optimizer, *lora; /* only a trace knows them */
-    bool as_json, as_graph;
+    const char *ranks, *link;
+    bool as_json, as_graph, ddp, fsdp;
     uint64_t batch_size, seq_length, budget_bytes;
+    ms_cluster cluster; /* 0 ranks: not asked */
 } predict_request;
 
 typedef struct predict_work {
     ms_graph *graph;
     ms_hardware *hardware;
+    ms_config config;
+    ms_cluster_share share;
     ms_plan *plan;
     uint64_t smallest_bytes;
 } predict_work;
@@ -75,6 +90,28 @@ static bool parse_count(const char *text, uint64_t *count)
     unsigned long long value = strtoull(text, &end, 10);
     *count = value;
     return *text >= '0' && *text <= '9' && *end == '\0' && value > 0 && value <= COUNT_MOST;
+}
+
+static int check_cluster(predict_request *request)
+{
+    uint64_t ranks = 0;
+    ms_cluster *cluster = &request->cluster;
+    if (request->ranks == NULL) {
+        return !request->ddp && !request->fsdp && request->link == NULL
+                   ? CLI_OK
+                   : cli_usage_error("predict", "--ddp, --fsdp and --link go with --ranks N");
+    }
+    if (request->ddp == request->fsdp || request->as_graph) {
+        return cli_usage_error("predict", "--ranks needs --ddp or --fsdp, and excludes --graph");
+    }
+    if (!parse_count(request->ranks, &ranks) || ranks > MS_CLUSTER_RANKS_MOST) {
+        return cli_usage_error("predict", "--ranks %s: give a number of ranks, 1 to %d", request->ranks,
+                               MS_CLUSTER_RANKS_MOST);
+    }
+    cluster->ranks = (uint32_t)ranks;
+    cluster->parallelism = request->fsdp ? MS_PARALLELISM_FSDP : MS_PARALLELISM_DDP;
+    return request->link != NULL ? cli_parse_bytes("predict", "--link", request->link, 1, &cluster->link_bytes_per_s)
+                                 : CLI_OK;
 }
 
 static int check_request(predict_request *request)
@@ -96,7 +133,11 @@ static int check_request(predict_request *request)
     if (request->as_json && request->as_graph) {
         return cli_usage_error("predict", "--json excludes --graph");
     }
-    return request->budget != NULL ? cli_parse_budget("predict", request->budget, 1, &request->budget_bytes) : CLI_OK;
+    int status = check_cluster(request);
+    if (status == CLI_OK && request->budget != NULL) {
+        status = cli_parse_bytes("predict", "--budget", request->budget, 1, &request->budget_bytes);
+    }
+    return status;
 }
 
 /* Python builds the model without memory for its weights and traces a step. */
@@ -153,9 +194,8 @@ static int load_graph(const predict_request *request, predict_work *work)
 /* A plan for a budget of almost nothing is refused with the smallest budget. */
 static int find_smallest(predict_work *work, ms_error *err)
 {
-    ms_config config;
+    ms_config config = work->config;
     ms_plan *plan = NULL;
-    ms_config_default(&config);
     config.memory_budget_bytes = 1;
     int rc = ms_pipeline_plan(work->graph, work->hardware, &config, &plan, err);
     ms_plan_free(plan);
@@ -166,12 +206,18 @@ static int find_smallest(predict_work *work, ms_error *err)
 static int make_plan(const predict_request *request, predict_work *work)
 {
     ms_error err = {0};
-    ms_config config;
-    ms_config_default(&config);
-    config.memory_budget_bytes = request->budget_bytes != 0 ? request->budget_bytes : config.memory_budget_bytes;
-    int rc = find_smallest(work, &err);
+    int rc = MS_OK;
+    ms_config *config = &work->config;
+    ms_config_default(config);
+    config->memory_budget_bytes = request->budget_bytes != 0 ? request->budget_bytes : config->memory_budget_bytes;
+    if (request->cluster.ranks > 0) {
+        rc = ms_cluster_apply(&request->cluster, work->graph, work->hardware, config, &work->share, &err);
+    }
     if (rc == MS_OK) {
-        rc = ms_pipeline_plan(work->graph, work->hardware, &config, &work->plan, &err);
+        rc = find_smallest(work, &err);
+    }
+    if (rc == MS_OK) {
+        rc = ms_pipeline_plan(work->graph, work->hardware, config, &work->plan, &err);
     }
     if (rc == MS_EINFEASIBLE) {
         return cli_infeasible(&err, request->as_json);
@@ -202,7 +248,16 @@ static void add_layers(ms__text *text, const ms_graph *graph)
     }
 }
 
-static char *json_of(const predict_work *work)
+static void add_cluster_json(ms__text *text, const ms_cluster *cluster, const ms_cluster_share *share)
+{
+    ms__text_add(text,
+                 "  \"cluster\": {\"ranks\": %u, \"parallelism\": \"%s\", \"gathered_bytes\": %" PRIu64
+                 ", \"sent_bytes\": %" PRIu64 ", \"link_bytes_per_s\": %" PRIu64 ", \"exchange_ns\": %" PRIu64 "},\n",
+                 cluster->ranks, ms_parallelism_name(cluster->parallelism), share->gathered_bytes, share->sent_bytes,
+                 share->link_bytes_per_s, share->exchange_ns);
+}
+
+static char *json_of(const predict_request *request, const predict_work *work)
 {
     ms__text text = {0};
     const ms_graph *graph = work->graph;
@@ -217,7 +272,11 @@ static char *json_of(const predict_work *work)
     ms__text_add(&text, "  \"need_bytes\": %" PRIu64 ",\n", ms__min_u64(work->plan->pressure.need_bytes, INT64_MAX));
     ms__text_add(&text, "  \"smallest_budget_bytes\": %" PRIu64 ",\n  \"layers\": [", work->smallest_bytes);
     add_layers(&text, graph);
-    ms__text_add(&text, "\n  ],\n  \"plan\": %s\n}\n", plan);
+    ms__text_add(&text, "\n  ],\n");
+    if (request->cluster.ranks > 0) {
+        add_cluster_json(&text, &request->cluster, &work->share);
+    }
+    ms__text_add(&text, "  \"plan\": %s\n}\n", plan);
     ms_free(plan);
     return ms__text_take(&text);
 }
@@ -243,7 +302,27 @@ static void add_config(ms__text *text, const predict_work *work)
     ms__text_add(text, "))\n");
 }
 
-static char *table_of(const predict_work *work)
+/* How much of the exchange hides behind computation depends on the loop: both ends are told. */
+static void add_cluster(ms__text *text, const ms_cluster *cluster, const predict_work *work)
+{
+    const ms_cluster_share *share = &work->share;
+    ms__text_add(text, "  ranks       one of %u under %s; %s of its peak are for the exchange\n", cluster->ranks,
+                 cluster->parallelism == MS_PARALLELISM_FSDP ? "FSDP" : "DDP",
+                 ms__text_bytes(share->gathered_bytes).text);
+    if (share->link_bytes_per_s == 0) {
+        ms__text_add(text, "  exchange    %s sent in a step; --link BYTES tells how long that takes\n",
+                     ms__text_bytes(share->sent_bytes).text);
+        return;
+    }
+    uint64_t step_ns = work->plan->replay.step_ns;
+    ms__text_add(text, "  exchange    %s sent in a step, %s at %s/s; ", ms__text_bytes(share->sent_bytes).text,
+                 ms__text_ns(share->exchange_ns).text, ms__text_bytes(share->link_bytes_per_s).text);
+    ms__text_add(text, "a step takes %s if it hides behind computation, ",
+                 ms__text_ns(ms__max_u64(step_ns, share->exchange_ns)).text);
+    ms__text_add(text, "%s if it does not\n", ms__text_ns(ms__add_sat(step_ns, share->exchange_ns)).text);
+}
+
+static char *table_of(const predict_request *request, const predict_work *work)
 {
     ms__text text = {0};
     const ms_graph *graph = work->graph;
@@ -260,13 +339,18 @@ static char *table_of(const predict_work *work)
                  ms__text_bytes(work->smallest_bytes).text, work->smallest_bytes);
     ms__text_add(&text, "%s", plan);
     ms_free(plan);
+    if (request->cluster.ranks > 0) {
+        add_cluster(&text, &request->cluster, work);
+    }
     add_config(&text, work);
     return ms__text_take(&text);
 }
 
 static int show_prediction(const predict_request *request, const predict_work *work)
 {
-    char *text = request->as_graph ? ms_graph_to_json(work->graph) : request->as_json ? json_of(work) : table_of(work);
+    char *text = request->as_graph  ? ms_graph_to_json(work->graph)
+                 : request->as_json ? json_of(request, work)
+                                    : table_of(request, work);
     int status = cli_print_made(text);
     return status == CLI_OK && !request->as_graph && !fits_device(work) ? CLI_FAILED : status;
 }
@@ -280,6 +364,8 @@ int cmd_predict(int argc, char **argv)
         {"--dtype", NULL, &request.dtype},  {"--optimizer", NULL, &request.optimizer},
         {"--lora", NULL, &request.lora},    {"--hardware", NULL, &request.hardware_path},
         {"--json", &request.as_json, NULL}, {"--graph", &request.as_graph, NULL},
+        {"--ranks", NULL, &request.ranks},  {"--link", NULL, &request.link},
+        {"--ddp", &request.ddp, NULL},      {"--fsdp", &request.fsdp, NULL},
     };
     int status = cli_parse(argc, argv, table, sizeof table / sizeof table[0], help);
     if (status != CLI_GO_ON) {

@@ -69,18 +69,18 @@ static bool parse_bytes(const char *text, uint64_t *bytes)
     return true;
 }
 
-int cli_parse_budget(const char *command, const char *text, uint64_t least, uint64_t *bytes)
+int cli_parse_bytes(const char *command, const char *option, const char *text, uint64_t least, uint64_t *bytes)
 {
     if (!parse_bytes(text, bytes)) {
-        return cli_usage_error(command,
-                               "--budget %s: give bytes, or a number with kB, MB, GB, TB, KiB, MiB, GiB or TiB", text);
+        return cli_usage_error(command, "%s %s: give bytes, or a number with kB, MB, GB, TB, KiB, MiB, GiB or TiB",
+                               option, text);
     }
     if (*bytes < least) {
-        return cli_usage_error(command, "--budget %s: give at least %" PRIu64 " byte", text, least);
+        return cli_usage_error(command, "%s %s: give at least %" PRIu64 " byte", option, text, least);
     }
     return *bytes <= INT64_MAX
                ? CLI_OK
-               : cli_usage_error(command, "--budget %s: give at most %" PRId64 " bytes", text, INT64_MAX);
+               : cli_usage_error(command, "%s %s: give at most %" PRId64 " bytes", option, text, INT64_MAX);
 }
 
 int cli_read_text(const char *path, char **text, ms_error *err)
@@ -180,5 +180,5 @@ int cli_load_config(const char *command, const char *path, const char *budget, m
             return status;
         }
     }
-    return budget != NULL ? cli_parse_budget(command, budget, 1, &config->memory_budget_bytes) : CLI_OK;
+    return budget != NULL ? cli_parse_bytes(command, "--budget", budget, 1, &config->memory_budget_bytes) : CLI_OK;
 }

@@ -8,9 +8,9 @@
 #include "memscale/graph.h"
 #include "memscale/hardware.h"
 
-/* The value of --budget in bytes: digits, or a number with a unit (4000000000, 4.0GB, "3.7 GiB"; capitals or not).
+/* The value of `option` in bytes: digits, or a number with a unit (4000000000, 4.0GB, "3.7 GiB"; capitals or not).
  * CLI_OK; cli_usage_error() if it is not a number of bytes, below `least` or beyond INT64_MAX. */
-int cli_parse_budget(const char *command, const char *text, uint64_t least, uint64_t *bytes);
+int cli_parse_bytes(const char *command, const char *option, const char *text, uint64_t least, uint64_t *bytes);
 
 /* The text of a file, to be freed with ms_free(); NULL if it fails. */
 int cli_read_text(const char *path, char **text, ms_error *err);

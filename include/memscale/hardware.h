@@ -204,6 +204,10 @@ MS_API bool ms_hardware_load_gpu_rates(ms_hardware *hardware, uint32_t device, c
 MS_API void ms_hardware_set_gpu_rates(ms_hardware *hardware, uint32_t device, const char *cache_dir, const char *key,
                                       const uint64_t *rates);
 
+/* Bytes that the training device can send to another one of its host: four fifths of its links' rate, if the catalogue
+ * has the card, else the rate of its copies to and from the host; 0 for a CPU. */
+MS_API uint64_t ms_hardware_peer_bytes_per_s(const ms_hardware *hardware);
+
 /* Names of the catalogue's cards, in a fixed order; NULL after the last one. */
 MS_API const char *ms_hardware_card_name(size_t i);
 

@@ -4,6 +4,7 @@
  *   B200                       NVIDIA DGX B200 datasheet, an eighth of its figures
  *   RTX 3090, 4090, 5090       NVIDIA's whitepapers on GA102, Ada and RTX Blackwell, appendix of the card
  *   MI300X                     AMD Instinct MI300X data sheet
+ * NVLink and Infinity Fabric are stated there too, for both directions together.
  * The FP32 rate is that of the vector units: torch computes FP32 products on them unless TF32 is allowed.
  */
 #include <ctype.h>
@@ -30,20 +31,21 @@ typedef struct known_card {
     uint32_t half_gflops;  /* FP16 with FP32 sums, dense; BF16 too if the card computes it */
     uint32_t memory_gb_s;  /* 1e9 bytes a second */
     uint32_t pcie_version; /* of 16 lanes */
+    uint32_t peer_gb_s;    /* to the other cards of its host, all links in one direction; 0: over PCIe */
 } known_card;
 
 static const known_card cards[] = {
-    {"t4", "NVIDIA T4", 7, 5, 16, SEEN_WITH_ECC_PERCENT, 8100, 65000, 320, 3},
-    {"l4", "NVIDIA L4", 8, 9, 24, SEEN_WITH_ECC_PERCENT, 30300, 121000, 300, 4},
-    {"rtx-3090", "NVIDIA GeForce RTX 3090", 8, 6, 24, SEEN_PERCENT, 35600, 71000, 936, 4},
-    {"rtx-4090", "NVIDIA GeForce RTX 4090", 8, 9, 24, SEEN_PERCENT, 82600, 165200, 1008, 4},
-    {"rtx-5090", "NVIDIA GeForce RTX 5090", 12, 0, 32, SEEN_PERCENT, 104800, 209500, 1792, 5},
-    {"a100-40gb", "NVIDIA A100 SXM 40GB", 8, 0, 40, SEEN_PERCENT, 19500, 312000, 1555, 4},
-    {"a100-80gb", "NVIDIA A100 SXM 80GB", 8, 0, 80, SEEN_PERCENT, 19500, 312000, 2039, 4},
-    {"h100", "NVIDIA H100 SXM 80GB", 9, 0, 80, SEEN_PERCENT, 67000, 989400, 3350, 5},
-    {"h200", "NVIDIA H200 SXM", 9, 0, 141, SEEN_PERCENT, 67000, 989000, 4800, 5},
-    {"b200", "NVIDIA B200", 10, 0, 180, SEEN_PERCENT, 75000, 2250000, 8000, 5},
-    {"mi300x", "AMD Instinct MI300X", 9, 4, 192, SEEN_PERCENT, 163400, 1307400, 5300, 5},
+    {"t4", "NVIDIA T4", 7, 5, 16, SEEN_WITH_ECC_PERCENT, 8100, 65000, 320, 3, 0},
+    {"l4", "NVIDIA L4", 8, 9, 24, SEEN_WITH_ECC_PERCENT, 30300, 121000, 300, 4, 0},
+    {"rtx-3090", "NVIDIA GeForce RTX 3090", 8, 6, 24, SEEN_PERCENT, 35600, 71000, 936, 4, 0},
+    {"rtx-4090", "NVIDIA GeForce RTX 4090", 8, 9, 24, SEEN_PERCENT, 82600, 165200, 1008, 4, 0},
+    {"rtx-5090", "NVIDIA GeForce RTX 5090", 12, 0, 32, SEEN_PERCENT, 104800, 209500, 1792, 5, 0},
+    {"a100-40gb", "NVIDIA A100 SXM 40GB", 8, 0, 40, SEEN_PERCENT, 19500, 312000, 1555, 4, 300},
+    {"a100-80gb", "NVIDIA A100 SXM 80GB", 8, 0, 80, SEEN_PERCENT, 19500, 312000, 2039, 4, 300},
+    {"h100", "NVIDIA H100 SXM 80GB", 9, 0, 80, SEEN_PERCENT, 67000, 989400, 3350, 5, 450},
+    {"h200", "NVIDIA H200 SXM", 9, 0, 141, SEEN_PERCENT, 67000, 989000, 4800, 5, 450},
+    {"b200", "NVIDIA B200", 10, 0, 180, SEEN_PERCENT, 75000, 2250000, 8000, 5, 900},
+    {"mi300x", "AMD Instinct MI300X", 9, 4, 192, SEEN_PERCENT, 163400, 1307400, 5300, 5, 448},
 };
 
 enum { CARD_COUNT = sizeof cards / sizeof cards[0] };
@@ -83,6 +85,17 @@ static bool is_same_name(const char *a, const char *b)
             return true;
         }
     }
+}
+
+uint64_t ms_hardware_peer_bytes_per_s(const ms_hardware *hardware)
+{
+    const ms_gpu *gpu = ms_hardware_gpu(hardware);
+    for (size_t i = 0; gpu != NULL && i < CARD_COUNT; i++) {
+        if (cards[i].peer_gb_s > 0 && strcmp(gpu->name, cards[i].title) == 0) {
+            return UINT64_C(10000000) * EFFICIENCY_PERCENT * cards[i].peer_gb_s;
+        }
+    }
+    return gpu != NULL ? ms__min_u64(gpu->to_host_bytes_per_s, gpu->from_host_bytes_per_s) : 0;
 }
 
 const char *ms_hardware_card_name(size_t i)

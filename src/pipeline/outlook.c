@@ -124,6 +124,15 @@ static int outlook_plan(const ms_graph *graph, const ms_hardware *hardware, cons
     return MS_OK;
 }
 
+uint64_t ms__baseline_with_model(const ms_hardware *hardware, const ms_graph *graph)
+{
+    uint64_t process = hardware->process.baseline_bytes;
+    if (process == 0) {
+        process = ms__device_kind_of(ms_hardware_device_kind(hardware))->runtime_bytes;
+    }
+    return ms__add_sat(process, ms__add_sat(graph->residents.parameter_bytes, graph->residents.buffer_bytes));
+}
+
 /* The description of a process that holds the model; without a process, of one that holds torch and the
  * model. */
 static ms_hardware *with_model(const ms_hardware *hardware, const ms_graph *graph, bool is_absent, ms_error *err)
@@ -134,13 +143,8 @@ static ms_hardware *with_model(const ms_hardware *hardware, const ms_graph *grap
         return NULL;
     }
     *loaded = *hardware;
-    bool is_none = hardware->process.baseline_bytes == 0;
-    if (is_none) {
-        loaded->process.baseline_bytes = ms__device_kind_of(ms_hardware_device_kind(hardware))->runtime_bytes;
-    }
-    if (is_absent || is_none) {
-        uint64_t model = ms__add_sat(graph->residents.parameter_bytes, graph->residents.buffer_bytes);
-        loaded->process.baseline_bytes = ms__add_sat(loaded->process.baseline_bytes, model);
+    if (is_absent || hardware->process.baseline_bytes == 0) {
+        loaded->process.baseline_bytes = ms__baseline_with_model(hardware, graph);
     }
     return loaded;
 }

@@ -18,6 +18,9 @@ int ms__pipeline_context(const ms_graph *graph, const ms_hardware *hardware, con
 int ms__pipeline_plan(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, ms_plan **plan,
                       ms_error *err);
 
+/* The baseline of the process once it has made the model; without a process, of one that holds torch and the model. */
+uint64_t ms__baseline_with_model(const ms_hardware *hardware, const ms_graph *graph);
+
 /* Tells the reader of a skipped plan what force_optimize would give. If that can't be planned, nothing is told. */
 void ms__pipeline_add_forced(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
                              ms_plan *plan);

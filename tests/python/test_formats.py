@@ -173,6 +173,7 @@ def test_predictions_are_valid(run):
     arguments = ["--hf", DATA / "hf_gpt2.json", "--batch", 1, "--seq", 32, "--hardware", DATA / "hardware_disk.json"]
     prediction = json.loads(run("predict", *arguments, "--json"))
     validator("predict").validate(prediction)
+    validator("predict").validate(json.loads(run("predict", *arguments, "--ranks", "4", "--ddp", "--json")))
     validator("plan").validate(prediction["plan"])
     assert len(prediction["layers"]) == 12
     assert prediction["smallest_budget_bytes"] <= prediction["need_bytes"]

@@ -59,6 +59,29 @@ static PyObject *plan_beyond(PyObject *module, PyObject *args)
     return answer;
 }
 
+static PyObject *plan_again(PyObject *module, PyObject *args)
+{
+    (void)module;
+    const char *graph, *hardware, *config, *old;
+    if (!PyArg_ParseTuple(args, "ssss:plan_again", &graph, &hardware, &config, &old)) {
+        return NULL;
+    }
+    ms_ext_documents d = {0};
+    ms_error err;
+    ms_plan *plan = NULL;
+    PyObject *answer = NULL;
+    int rc = ms_ext_documents_parse(&d, graph, hardware, config, old, &err);
+    if (rc == MS_OK) {
+        rc = ms_plan_again(d.graph, d.hardware, &d.config, d.plan, &plan, &err);
+    }
+    if (ms_ext_check(rc, &err) == 0) {
+        answer = plan == NULL ? Py_NewRef(Py_None) : ms_ext_take_text(ms_plan_to_json(plan));
+    }
+    ms_plan_free(plan);
+    ms_ext_documents_free(&d);
+    return answer;
+}
+
 static PyMethodDef methods[] = {
     MS_EXT_FUNCTION(
         "plan_evaluation", plan_evaluation, METH_VARARGS, "config, before_bytes, peak_bytes, rows, /",
@@ -67,6 +90,9 @@ static PyMethodDef methods[] = {
     MS_EXT_FUNCTION("plan_beyond", plan_beyond, METH_VARARGS, "graph, first_graph, hardware, config, /",
                     "(str, str, str, str) -> tuple[str, str]",
                     "The smallest plan for a shape that no plan fits into the budget, and the warning about it."),
+    MS_EXT_FUNCTION("plan_again", plan_again, METH_VARARGS, "graph, hardware, config, plan, /",
+                    "(str, str, str, str) -> str | None",
+                    "The plan's choices with the figures of corrected documents; None if another plan is due."),
     {NULL, NULL, 0, NULL},
 };
 

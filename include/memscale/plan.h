@@ -194,6 +194,12 @@ MS_API void ms_plan_free(ms_plan *plan);
 MS_API int ms_plan_uniform(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
                            ms_technique technique, ms_plan **plan, ms_error *err);
 
+/* The same choices with the figures of corrected documents, without a search. *plan is NULL if they no longer fit, or if
+ * a search could find a faster plan: unless everything is kept, that is so if the corrected step needs no more than the
+ * one that `old` was made for. MS_ENOMEM. Tests: tests/c/plan/test_again.c. */
+MS_API int ms_plan_again(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
+                         const ms_plan *old, ms_plan **plan, ms_error *err);
+
 /* Copies the choices for ms_choices; both arrays have room for entry_count. */
 MS_API void ms_plan_copy_choices(const ms_plan *plan, uint8_t *techniques, uint8_t *packed);
 

@@ -595,6 +595,9 @@ def optimizer_stream_takes(elements: int, /) -> bool:
 def outlook(graph: str, hardware: str, config: str, is_absent: bool, /) -> str:
     """Whether the run will fit, as JSON."""
 
+def plan_again(graph: str, hardware: str, config: str, plan: str, /) -> str | None:
+    """The plan's choices with the figures of corrected documents; None if another plan is due."""
+
 def plan_beyond(graph: str, first_graph: str, hardware: str, config: str, /) -> tuple[str, str]:
     """The smallest plan for a shape that no plan fits into the budget, and the warning about it."""
 

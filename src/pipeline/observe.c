@@ -165,8 +165,7 @@ static bool grow_scratch(const ms_graph *graph, ms_hardware *hardware, const ms_
     if (seen->replan_refused && !off_by(wanted, scratch, EXPECTED_PERMILLE)) {
         return false;
     }
-    hardware->process.scratch_bytes = wanted;
-    ms__process_expect(&hardware->process, measured);
+    ms__process_measured(&hardware->process, graph, wanted, measured);
     return true;
 }
 
@@ -176,8 +175,8 @@ static void raise_scratch(const ms_graph *graph, ms_hardware *hardware, const ms
 {
     uint64_t measured = seen->peak_bytes != MS_UNSET ? measured_scratch(graph, hardware, plan, seen) : MS_UNSET;
     if (measured != MS_UNSET) {
-        hardware->process.scratch_bytes = ms__max_u64(ms__process_scratch(&hardware->process, graph), measured);
-        ms__process_expect(&hardware->process, measured);
+        uint64_t scratch = ms__process_scratch(&hardware->process, graph);
+        ms__process_measured(&hardware->process, graph, ms__max_u64(scratch, measured), measured);
     }
 }
 
@@ -204,8 +203,7 @@ static bool shrink_scratch(const ms_graph *graph, ms_hardware *hardware, const m
     if (!smaller && !other) {
         return false;
     }
-    process->scratch_bytes = smaller ? wanted : ms__max_u64(scratch, known);
-    ms__process_expect(process, known);
+    ms__process_measured(process, graph, smaller ? wanted : ms__max_u64(scratch, known), known);
     return true;
 }
 

@@ -246,14 +246,16 @@ static void describe_use(const ms__search *search, const uint8_t *row, uint32_t 
 static int solver_refuse(const ms__search *search, const ms_pressure *pressure, ms_error *err)
 {
     size_t best = ms__select_smallest_peak(search);
+    /* Both for another run: the smallest must not exceed the other. */
     uint64_t smallest = ms__add_sat(ms__candidate_peak(&search->items[best]), search->runs_differ_bytes);
+    uint64_t need = ms__add_sat(pressure->need_bytes, search->runs_differ_bytes);
     char use[240];
     describe_use(search, ms__candidate_row(search, best), search->items[best].step, use, sizeof use);
     int code =
         ms_fail(err, MS_EINFEASIBLE,
                 "memory_budget_gb: no plan fits %s; everything kept needs %s; the smallest budget that would fit "
                 "is %s (%llu bytes), with %s",
-                ms__text_bytes(pressure->allowed_bytes).text, ms__text_bytes(pressure->need_bytes).text,
+                ms__text_bytes(pressure->allowed_bytes).text, ms__text_bytes_up(need).text,
                 ms__text_bytes_up(smallest).text, (unsigned long long)smallest, use);
     if (err != NULL) {
         err->hint_bytes = smallest;

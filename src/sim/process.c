@@ -53,8 +53,12 @@ static uint64_t allocation_scratch(const ms_graph *graph)
 uint64_t ms__process_scratch(const ms_process *process, const ms_graph *graph)
 {
     bool is_measured = process->products_bytes == 0;
-    if (is_measured) {
+    if (is_measured && process->storages_bytes == 0) {
         return process->scratch_bytes;
+    }
+    if (is_measured) {
+        uint64_t more = ms__sub_sat(allocation_scratch(graph), process->storages_bytes);
+        return ms__add_sat(process->scratch_bytes, more);
     }
     uint64_t least = small_step_bytes + (graph->convolutions ? convolutions_bytes : 0);
     return ms__min_u64(process->scratch_bytes, ms__add_sat(least, allocation_scratch(graph)));
@@ -67,10 +71,14 @@ uint64_t ms__process_reserve(const ms_process *process, const ms_graph *graph)
     return ms__sub_sat(ms__process_scratch(process, graph), expected);
 }
 
-void ms__process_expect(ms_process *process, uint64_t measured_bytes)
+void ms__process_measured(ms_process *process, const ms_graph *graph, uint64_t scratch_bytes, uint64_t expected_bytes)
 {
-    process->reserve_bytes = ms__sub_sat(process->scratch_bytes, measured_bytes);
+    bool lowered = scratch_bytes < process->scratch_bytes;
+    uint64_t others = lowered ? 0 : process->storages_bytes; /* of a larger step, which the scratch covers */
+    process->scratch_bytes = scratch_bytes;
+    process->reserve_bytes = ms__sub_sat(scratch_bytes, expected_bytes);
     process->products_bytes = 0;
+    process->storages_bytes = expected_bytes == MS_UNSET ? 0 : ms__max_u64(others, allocation_scratch(graph));
 }
 
 /*

@@ -7,6 +7,7 @@ import copy
 import torch
 from frame import Run, loop
 from parts import CharModel, mlp, words_batch
+from torch import nn
 from torch.nn import functional
 
 
@@ -31,6 +32,39 @@ def adversaries(run: Run) -> None:
         fooled.backward()
         of_g.step()
         run.note(real, bad, fooled)
+
+
+class _Adversaries(nn.Module):
+    """Generator and discriminator in one module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator, self.discriminator = mlp(64, 512, 1024, 784), mlp(784, 2048, 1024, 1)
+
+    def forward(self, noise: torch.Tensor | None = None, images: torch.Tensor | None = None) -> torch.Tensor:
+        return self.discriminator(self.generator(noise) if images is None else images)
+
+
+@loop(150, plans_most=3)
+def adversaries_in_one_module(run: Run) -> None:
+    """The wrapped module has two kinds of inputs, each with its own optimizer."""
+    model = run.wrap(_Adversaries())
+    of_d, of_g = (torch.optim.Adam(part.parameters(), lr=2e-4) for part in (model.discriminator, model.generator))
+    ones, zeros = torch.ones(1024, 1), torch.zeros(1024, 1)
+    for _ in range(6):
+        of_d.zero_grad()
+        real = functional.binary_cross_entropy_with_logits(model(images=torch.randn(1024, 784)), ones)
+        real.backward()
+        with torch.no_grad():
+            images = model.generator(torch.randn(1024, 64))
+        fake = functional.binary_cross_entropy_with_logits(model(images=images), zeros)
+        fake.backward()
+        of_d.step()
+        of_g.zero_grad()
+        fooled = functional.binary_cross_entropy_with_logits(model(torch.randn(1024, 64)), ones)
+        fooled.backward()
+        of_g.step()
+        run.note(real, fake, fooled)
 
 
 @loop(330)

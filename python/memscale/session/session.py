@@ -635,9 +635,13 @@ class Session:
         self._traced.clear()
 
     def _plan_again(self, signature: str) -> ExecutionPlan | None:
+        """Plans for corrected documents. Plans of other shapes came from the old ones: they get new figures, or are
+        made again on request."""
         old = self._plans.pop(signature)
-        # Plans for other shapes came from the old documents; they are made again on request.
-        self._plans.clear()
+        for other in [key for key in self._plans if key in self._graphs]:
+            self._graphs[other] = _core.graph_adopt_loop(self._graphs[other], self._graphs[signature])
+        plans = {**self._plans, signature: old}
+        self._plans = {key: new for key, plan in plans.items() if (new := self._refreshed(key, plan)) is not None}
         self._replan_refused, self._refusal = None, ""
         try:
             return self._plan(signature)
@@ -647,6 +651,14 @@ class Session:
             self._refusal = f"{error}; the run goes on with the plan it has"
             log_detail(self._refusal)
             return None
+
+    def _refreshed(self, signature: str, plan: ExecutionPlan) -> ExecutionPlan | None:
+        """The same choices for the documents of now; None if another plan is due."""
+        graph = self._graphs.get(signature)
+        if graph is None or self._streamed is not None:
+            return None
+        text = _core.plan_again(graph, self.hardware_json, self._planned_for, plan.to_json())
+        return None if text is None else ExecutionPlan(text, self.hardware_json)
 
     def _tell_refusal(self) -> None:
         """Warns that no other plan fits, unless that was said. While steps keep the budget, it is no matter for the

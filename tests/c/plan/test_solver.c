@@ -2,6 +2,10 @@
  * The solver's promises: its plan fits, is never worse than a uniform plan, is monotone in the budget, exists
  * exactly from the smallest budget on, is deterministic to the byte; it is quick and fails cleanly.
  */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/units.h"
 #include "plan_fixture.h"
 
 enum { BUDGETS = 40 };
@@ -115,6 +119,24 @@ static void a_plan_exists_from_the_smallest_budget_on(void **state)
         assert_int_equal(err.hint_bytes, smallest);
         fixture_close(&f);
     }
+}
+
+/* The named budget is for another run, which may begin a little larger; so is the need beside it. A loop in which nothing
+ * frees memory was refused with a smallest budget above its need. */
+static void the_smallest_budget_is_at_most_what_everything_kept_needs(void **state)
+{
+    (void)state;
+    fixture_planning f = fixture_open(fixture_graph(0));
+    f.config.enable_checkpointing = f.config.enable_offloading = f.config.enable_tiling = false;
+    f.graph->loop.observed = true;
+    f.hardware->process.baseline_bytes = 100 * MIB;
+    ms_plan *plan;
+    ms_error err = {0};
+    assert_ms_fails(fixture_try_plan(&f, 1, &plan, &err), MS_EINFEASIBLE, err, "no technique");
+    char kept[80];
+    snprintf(kept, sizeof kept, "everything kept needs %s;", ms__text_bytes_up(err.hint_bytes).text);
+    assert_non_null(strstr(err.text, kept));
+    fixture_close(&f);
 }
 
 static void the_same_documents_give_the_same_bytes(void **state)
@@ -439,6 +461,7 @@ int main(void)
         cmocka_unit_test(a_larger_budget_is_never_slower_nor_smaller),
         cmocka_unit_test(no_uniform_plan_that_fits_is_faster),
         cmocka_unit_test(a_plan_exists_from_the_smallest_budget_on),
+        cmocka_unit_test(the_smallest_budget_is_at_most_what_everything_kept_needs),
         cmocka_unit_test(the_same_documents_give_the_same_bytes),
         cmocka_unit_test(cheap_layers_run_again_and_dear_ones_move),
         cmocka_unit_test(a_comfortable_run_is_left_alone),

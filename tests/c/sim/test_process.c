@@ -85,9 +85,35 @@ static void scratch_grows_with_the_step_until_it_is_measured(void **state)
     assert_int_equal(little, 12 * MB);
     assert_int_equal(more, 12 * MB);
     assert_int_equal(most, 12 * MB);
-    ms__process_expect(&process, 70 * MB);
-    assert_int_equal(scratch_of_step(&process, 20 * MB, &little), 112 * MB);
-    assert_int_equal(little, 70 * MB);
+}
+
+/* As after a measured step that allocates `bytes`. */
+static void measure_step(ms_process *process, uint64_t bytes, uint64_t scratch_bytes, uint64_t expected_bytes)
+{
+    ms_profile profile = {.storage_count = 1, .storage_bytes = &bytes};
+    ms_node node = {.profile = 0};
+    ms_graph graph = {.profile_count = 1, .profiles = &profile, .node_count = 1, .nodes = &node};
+    ms__process_measured(process, &graph, scratch_bytes, expected_bytes);
+}
+
+/* A shape that came in the middle of training passed a small budget by up to 3 MB. */
+static void a_larger_step_than_the_measured_one_takes_more(void **state)
+{
+    (void)state;
+    ms_process process = {.scratch_bytes = 112 * MB, .reserve_bytes = 45 * MB, .products_bytes = 55 * MB};
+    uint64_t expected;
+    measure_step(&process, 640 * MB, 60 * MB, 40 * MB);
+    assert_int_equal(scratch_of_step(&process, 20 * MB, &expected), 60 * MB);
+    assert_int_equal(scratch_of_step(&process, 640 * MB, &expected), 60 * MB);
+    assert_int_equal(scratch_of_step(&process, 1280 * MB, &expected), 70 * MB);
+    assert_int_equal(expected, 40 * MB);
+    measure_step(&process, 20 * MB, 60 * MB, 30 * MB); /* a smaller step, which says nothing of the larger ones */
+    assert_int_equal(scratch_of_step(&process, 1280 * MB, &expected), 70 * MB);
+    assert_int_equal(expected, 30 * MB);
+    measure_step(&process, 640 * MB, 50 * MB, 30 * MB);
+    assert_int_equal(scratch_of_step(&process, 1280 * MB, &expected), 60 * MB);
+    measure_step(&process, 640 * MB, 50 * MB, MS_UNSET);
+    assert_int_equal(scratch_of_step(&process, 1280 * MB, &expected), 50 * MB);
 }
 
 enum { MOST_STORAGES = 2800 };
@@ -239,6 +265,7 @@ int main(void)
         cmocka_unit_test(large_changes_are_measured),
         cmocka_unit_test(a_gpu_s_baseline_is_what_was_allocated),
         cmocka_unit_test(scratch_grows_with_the_step_until_it_is_measured),
+        cmocka_unit_test(a_larger_step_than_the_measured_one_takes_more),
         cmocka_unit_test(scratch_is_larger_for_storages_in_libcs_heap),
         cmocka_unit_test(fragments_are_filled_by_later_storages),
         cmocka_unit_test(scratch_is_larger_with_convolutions),

@@ -85,7 +85,8 @@ typedef enum workspace_when {
     CONVERTS, /* only if operands and results have elements of other sizes */
     PROMOTES, /* each operand whose elements are not of the result's size is first written in the result's type */
     PROMOTES_IN_PLACE, /* the same, into the first operand */
-    COMPARES           /* one of two operands is first written in the other's type */
+    COMPARES, /* one of two operands is first written in the other's type */
+    BILINEAR /* a part of nn.Bilinear, forward or backward */
 } workspace_when;
 
 typedef struct workspace_rule {
@@ -99,6 +100,7 @@ static const workspace_rule rules[] = {
     {"_euclidean_dist", 110, 0, 0, ALWAYS},
     {"_fft_r2c", 0, 0, 0, ALWAYS}, /* copies a strided operand */
     {"_linalg_svd", 0, 75, 0, ALWAYS},
+    {"_trilinear", 0, 0, 0, BILINEAR},
     {"_unique2", 400, 0, 0, ALWAYS},
     {"abs", 100, 0, 0, CONVERTS},
     {"add", 0, 0, 0, PROMOTES},
@@ -188,6 +190,19 @@ static uint64_t promoted_in_place_bytes(const ms_operand *to, const ms_operand *
     return widens ? ms__mul_sat(2, written_as(to, item_bytes(other))) : written_as(other, item_bytes(to));
 }
 
+/* (rows, outs) and weights (outs, firsts, seconds) make (rows, firsts) by way of (rows, firsts, seconds); with the first
+ * operand in place of the gradient, the forward sums one of the three earlier. */
+static uint64_t bilinear_bytes(const ms_operand *rows, const ms_operand *weight, const ms_operand *output)
+{
+    uint64_t own = ms__mul_sat(2, output->bytes);
+    if (rows->rank != 2 || weight->rank != 3 || output->rank != 2) {
+        return own;
+    }
+    bool is_forward = output->size[1] == weight->size[0] && weight->size[0] != weight->size[1];
+    uint64_t places = ms__mul_sat(weight->size[1], weight->size[2]);
+    return ms__add_sat(own, is_forward ? 0 : ms__mul_sat(ms__mul_sat(rows->size[0], places), item_bytes(rows)));
+}
+
 static uint64_t rule_bytes(const workspace_rule *rule, const ms_operand *inputs, size_t input_count,
                            const ms_operand *outputs, size_t output_count)
 {
@@ -197,6 +212,9 @@ static uint64_t rule_bytes(const workspace_rule *rule, const ms_operand *inputs,
     }
     if (rule->when == PROMOTES) {
         return promoted_bytes(inputs, input_count, &outputs[0]);
+    }
+    if (rule->when == BILINEAR) {
+        return input_count < 2 ? 0 : bilinear_bytes(&inputs[0], &inputs[1], &outputs[0]);
     }
     if (rule->when == PROMOTES_IN_PLACE || rule->when == COMPARES) {
         return input_count < 2          ? 0

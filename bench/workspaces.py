@@ -190,6 +190,23 @@ _function("avg_pool3d", lambda x: functional.avg_pool3d(x, 3, 1, 1), lambda: _fl
 _function("unfold", lambda x: functional.unfold(x, 3), _image)
 _function("cdist", lambda x, y: torch.cdist(x, y), lambda: _floats(2048, 256), lambda: _floats(2048, 256))
 _function("ctc_loss", lambda x: _ctc(x), lambda: _floats(400, 32, 128))
+_half = lambda: _floats(1024, 4096, dtype=torch.float16)  # noqa: E731
+_double = lambda: _floats(1024, 4096, dtype=torch.float64)  # noqa: E731
+for _name, _operator in {
+    "sum": torch.add,
+    "difference": torch.sub,
+    "product": torch.mul,
+    "quotient": torch.div,
+}.items():
+    _function(f"{_name} of float16 and float32", _operator, _half, _rows)
+    _function(f"{_name} of float32 and float64", _operator, _rows, _double)
+    _function(f"{_name} of integers and float32", _operator, _indices, _rows)
+_function("quotient of integers", torch.div, _indices, _indices)
+_function("integers plus a number", lambda i: i + 0.5, _indices)
+_function("power of integers", lambda i, x: torch.pow(i, x), _indices, _rows)
+_function("maximum of float16 and float32", torch.maximum, _half, _rows)
+_function("sum of float32 in place into float16", lambda x, y: (x * 1).add_(y), _half, _rows)
+_function("float32 compared with integers", lambda x, i: x > i, _rows, _indices)
 _function("einsum", lambda x, y: torch.einsum("bij,bjk->ik", x, y), _square, _square)
 
 

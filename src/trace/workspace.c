@@ -82,7 +82,11 @@ static bool is_image(const convolution *c)
  * line at a time. Sorted by name (strcmp), for bsearch. */
 typedef enum workspace_when {
     ALWAYS,
-    CONVERTS /* only if operands and results have elements of other sizes */
+    CONVERTS, /* only if operands and results have elements of other sizes */
+    PROMOTES, /* each operand whose elements are not of the result's size is first written in the result's type */
+    PROMOTES_IN_PLACE, /* the same, into the first operand */
+    COMPARES, /* one of two operands is first written in the other's type */
+    BILINEAR /* a part of nn.Bilinear, forward or backward */
 } workspace_when;
 
 typedef struct workspace_rule {
@@ -96,18 +100,36 @@ static const workspace_rule rules[] = {
     {"_euclidean_dist", 110, 0, 0, ALWAYS},
     {"_fft_r2c", 0, 0, 0, ALWAYS}, /* copies a strided operand */
     {"_linalg_svd", 0, 75, 0, ALWAYS},
+    {"_trilinear", 0, 0, 0, BILINEAR},
     {"_unique2", 400, 0, 0, ALWAYS},
     {"abs", 100, 0, 0, CONVERTS},
+    {"add", 0, 0, 0, PROMOTES},
+    {"add_", 0, 0, 0, PROMOTES_IN_PLACE},
     {"cumsum", 0, 100, 0, CONVERTS},
+    {"div", 0, 0, 0, PROMOTES},
+    {"div_", 0, 0, 0, PROMOTES_IN_PLACE},
+    {"eq", 0, 0, 0, COMPARES},
+    {"ge", 0, 0, 0, COMPARES},
+    {"gt", 0, 0, 0, COMPARES},
     {"kthvalue", 300, 0, 0, ALWAYS},
+    {"le", 0, 0, 0, COMPARES},
     {"linalg_eig", 0, 50, 0, ALWAYS},
     {"linalg_inv_ex", 0, 100, 0, ALWAYS},
     {"linalg_lstsq", 100, 0, 0, ALWAYS},
     {"linalg_matrix_exp", 0, 1000, 0, ALWAYS},
     {"linalg_pinv", 0, 310, 0, ALWAYS},
+    {"lt", 0, 0, 0, COMPARES},
     {"masked_select", 120, 0, 0, ALWAYS},
+    {"maximum", 0, 0, 0, PROMOTES},
+    {"minimum", 0, 0, 0, PROMOTES},
     {"mkldnn_rnn_layer_backward", 50, 0, 0, ALWAYS},
+    {"mul", 0, 0, 0, PROMOTES},
+    {"mul_", 0, 0, 0, PROMOTES_IN_PLACE},
+    {"ne", 0, 0, 0, COMPARES},
+    {"pow", 0, 0, 0, PROMOTES},
     {"sort", 0, 0, 8, ALWAYS},
+    {"sub", 0, 0, 0, PROMOTES},
+    {"sub_", 0, 0, 0, PROMOTES_IN_PLACE},
     {"topk", 0, 0, 16, ALWAYS},
     {"unique_dim", 100, 0, 0, ALWAYS},
 };
@@ -140,12 +162,64 @@ static uint64_t longest_dimension(const ms_operand *operand)
     return longest;
 }
 
+/* Numbers without dimensions cost nothing. */
+static uint64_t written_as(const ms_operand *operand, uint64_t item)
+{
+    return operand->rank == 0 || item_bytes(operand) == item ? 0 : ms__mul_sat(ms__operand_elements(operand), item);
+}
+
+static uint64_t promoted_bytes(const ms_operand *inputs, size_t input_count, const ms_operand *output)
+{
+    uint64_t bytes = 0, item = item_bytes(output);
+    for (size_t i = 0; i < input_count; i++) {
+        bytes = ms__add_sat(bytes, written_as(&inputs[i], item));
+    }
+    return bytes;
+}
+
+/* Sizes do not tell a float's type from an integer's, which yields to it, so the larger of two copies counts. */
+static uint64_t compared_bytes(const ms_operand *a, const ms_operand *b)
+{
+    return a->rank == 0 || b->rank == 0 ? 0 : ms__max_u64(written_as(a, item_bytes(b)), written_as(b, item_bytes(a)));
+}
+
+/* A first operand of a narrower type is widened, and so is the result before it is written over it. */
+static uint64_t promoted_in_place_bytes(const ms_operand *to, const ms_operand *other)
+{
+    bool widens = other->rank > 0 && item_bytes(other) > item_bytes(to);
+    return widens ? ms__mul_sat(2, written_as(to, item_bytes(other))) : written_as(other, item_bytes(to));
+}
+
+/* (rows, outs) and weights (outs, firsts, seconds) make (rows, firsts) by way of (rows, firsts, seconds); with the first
+ * operand in place of the gradient, the forward sums one of the three earlier. */
+static uint64_t bilinear_bytes(const ms_operand *rows, const ms_operand *weight, const ms_operand *output)
+{
+    uint64_t own = ms__mul_sat(2, output->bytes);
+    if (rows->rank != 2 || weight->rank != 3 || output->rank != 2) {
+        return own;
+    }
+    bool is_forward = output->size[1] == weight->size[0] && weight->size[0] != weight->size[1];
+    uint64_t places = ms__mul_sat(weight->size[1], weight->size[2]);
+    return ms__add_sat(own, is_forward ? 0 : ms__mul_sat(ms__mul_sat(rows->size[0], places), item_bytes(rows)));
+}
+
 static uint64_t rule_bytes(const workspace_rule *rule, const ms_operand *inputs, size_t input_count,
                            const ms_operand *outputs, size_t output_count)
 {
     if (rule == NULL || input_count == 0 || output_count == 0 ||
         (rule->when == CONVERTS && item_bytes(&inputs[0]) == item_bytes(&outputs[0]))) {
         return 0;
+    }
+    if (rule->when == PROMOTES) {
+        return promoted_bytes(inputs, input_count, &outputs[0]);
+    }
+    if (rule->when == BILINEAR) {
+        return input_count < 2 ? 0 : bilinear_bytes(&inputs[0], &inputs[1], &outputs[0]);
+    }
+    if (rule->when == PROMOTES_IN_PLACE || rule->when == COMPARES) {
+        return input_count < 2          ? 0
+               : rule->when == COMPARES ? compared_bytes(&inputs[0], &inputs[1])
+                                        : promoted_in_place_bytes(&inputs[0], &inputs[1]);
     }
     uint64_t bytes = ms__add_sat(percent_of(inputs, input_count, rule->operands_percent),
                                  percent_of(outputs, output_count, rule->results_percent));

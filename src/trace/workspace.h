@@ -1,6 +1,6 @@
 /*
  * Memory that operators take on a CPU beside operands and results: convolutions, which oneDNN computes in its own layouts,
- * and the operators of a table (recurrent layers, sorting, linear algebra, sums of another type). Others count 0. Used by the
+ * and the operators of a table (recurrent layers, sorting, linear algebra, arithmetic of two types). Others count 0. Used by the
  * tracer, and by bench/workspaces.py, which measures them.
  * Tests: tests/c/trace/test_workspace.c.
  */

@@ -71,3 +71,21 @@ model(torch.randn(2, 8)).sum().backward()
 assert model._memscale_executor.counters()["recomputed_layers"] > 0
 """
     )
+
+
+def test_only_recomputed_layers_read_the_settings():
+    run(
+        """
+import torch, memscale
+from memscale.execution import replay
+taken, usual = [], replay.Environment
+replay.Environment = lambda: taken.append(1) or usual()
+for is_forced in (False, True):
+    taken.clear()
+    model = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()) for _ in range(3)])
+    memscale.wrap(model, memscale.Config(force_optimize=is_forced, enable_offloading=False, enable_logging=False))
+    model(torch.randn(2, 8)).sum().backward()
+    assert bool(taken) == is_forced, taken
+    memscale.detach(model)
+"""
+    )

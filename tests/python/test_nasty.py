@@ -44,6 +44,7 @@ CURED = (
     *((f"a_count_in_{place}", "recompute") for place in ("a_list_of_thousands", "a_descriptor", "a_replaced_call")),
     *((f"a_count_in_{place}", "recompute") for place in ("the_forward_of_a_parent", "the_array_below", "a_chain_of")),
     ("a_count_in_a_tensor_of_a_dataclass", "segments"),
+    ("a_count_in_the_class_of_all_modules", "segments"),
 )
 
 

@@ -47,6 +47,10 @@ _FEW_ITEMS = 4096
 _COPIES_MOST_BYTES = 4 << 20
 """Bytes of arrays and tensors that are copied. Further tensors are compared by version."""
 
+_SMALL_BYTES = 64 << 10
+"""Larger buffers of the watched modules are compared by version: replays write to copies that others make, and no plan
+counts those of a witness."""
+
 _ALL_NAMES = frozenset({"globals", "eval", "exec", "modules", "__globals__"})
 """Names in code that may read globals which it does not name."""
 
@@ -66,6 +70,7 @@ class Witness:
     def __init__(self, undo: Any, modules: Iterable[torch.nn.Module]) -> None:
         self._undo = undo
         self._own = {id(module) for module in modules}
+        self._restored = {id(buffer) for module in modules for buffer in module._buffers.values()}
         self._seen: dict[int, Any] = {}  # with the objects, so that no number is given twice
         self._waiting: list[tuple[Any, str]] = []
         self._slots: list[tuple[Any, str, Any, str]] = []
@@ -247,6 +252,15 @@ class Witness:
             value = scope[name]
             if type(value) in _SCALARS or is_container(value) or not (is_closed(module) or _is_module(value)):
                 self._slot(scope, name)
+            elif isinstance(value, type):
+                self._closed_class(value, names)
+
+    def _closed_class(self, kind: type, names: set[str]) -> None:
+        """Notes the numbers and containers of a library's class that code names."""
+        for name in names & vars(kind).keys():
+            value = vars(kind)[name]
+            if type(value) in _SCALARS or is_container(value):
+                self._slot(kind, name)
 
     # -- values that are copied ---------------------------------------------------------------
 
@@ -271,7 +285,8 @@ class Witness:
             if tensor.layout is torch.sparse_coo:
                 self._tensor(tensor._values(), name)
             return
-        is_copied = tensor.device.type == "cpu" and self._has_room(tensor.nbytes)
+        is_restored = id(tensor) in self._restored and tensor.nbytes > _SMALL_BYTES
+        is_copied = tensor.device.type == "cpu" and not is_restored and self._has_room(tensor.nbytes)
         copy = tensor.detach().clone(memory_format=torch.contiguous_format) if is_copied else None
         self._tensors.append((tensor, tensor._version, copy, name))
 

@@ -209,6 +209,33 @@ static void a_retained_graph_fetches_again(void **state)
     ms_extent_drop(f->execute, later, later_mark);
 }
 
+static void bytes_saved_again_after_their_fetch_stay_until_every_handle_has_them(void **state)
+{
+    fixture *f = *state;
+    storage *item = storage_new(&f->host, BYTES, 6), *other = storage_new(&f->host, BYTES, 7);
+    uintptr_t identity = (uintptr_t)other;
+    ms_extent *extent = store(f, item, 0);
+    ms_execute_leave(f->execute, 1);
+    open_frame(f);
+    ms_extent *later = store(f, other, 0);
+    storage_let_go(&f->host, item);
+    storage_let_go(&f->host, other);
+    settle(f);
+    uint64_t mark = 0, first = 0, second = 0;
+    assert_true(take(f, later, &first, 7));
+    assert_ptr_equal(ms_extent_find(f->execute, f->frame, identity, 0), later);
+    assert_true(take(f, extent, &mark, 6)); /* backward has moved on, and one handle has not taken its bytes */
+    assert_int_equal(f->host.live_storages, 2);
+    assert_true(take(f, later, &second, 7));
+    assert_int_equal(f->host.obtained, 2);
+    assert_int_equal(f->host.live_storages, 1);
+    assert_true(take(f, extent, &mark, 6)); /* now both have them */
+    assert_int_equal(f->host.live_storages, 1);
+    ms_extent_drop(f->execute, extent, mark);
+    ms_extent_drop(f->execute, later, first);
+    ms_extent_drop(f->execute, later, second);
+}
+
 static void the_write_window_bounds_held_bytes(void **state)
 {
     fixture *f = *state;
@@ -558,6 +585,7 @@ int main(void)
         TEST(bytes_that_still_live_are_not_fetched),
         TEST(one_extent_serves_every_handle_of_a_version),
         TEST(a_retained_graph_fetches_again),
+        TEST(bytes_saved_again_after_their_fetch_stay_until_every_handle_has_them),
         TEST(the_write_window_bounds_held_bytes),
         TEST(fetches_run_ahead_in_reverse_within_their_window),
         TEST(a_layers_own_extents_are_fetched_before_other_layers),

@@ -11,12 +11,17 @@ static PyObject *loss_chunk_rows(PyObject *module, PyObject *const *args, Py_ssi
     (void)module;
     uint64_t tokens, vocabulary, item_bytes;
     uint32_t threads;
-    if (ms_ext_arity("loss_chunk_rows", given, 4, 4) != 0 || ms_ext_u64(args[0], "tokens", &tokens) != 0 ||
+    if (ms_ext_arity("loss_chunk_rows", given, 5, 5) != 0 || ms_ext_u64(args[0], "tokens", &tokens) != 0 ||
         ms_ext_u64(args[1], "vocabulary", &vocabulary) != 0 || ms_ext_u64(args[2], "item_bytes", &item_bytes) != 0 ||
         ms_ext_u32(args[3], "threads", &threads) != 0) {
         return NULL;
     }
-    return PyLong_FromUnsignedLongLong(ms_loss_chunk_rows(tokens, vocabulary, item_bytes, threads));
+    int on_device = PyObject_IsTrue(args[4]);
+    if (on_device < 0) {
+        return NULL;
+    }
+    return PyLong_FromUnsignedLongLong(on_device ? ms_loss_device_chunk_rows(tokens, vocabulary, item_bytes, threads)
+                                                 : ms_loss_chunk_rows(tokens, vocabulary, item_bytes, threads));
 }
 
 static PyObject *loss_lanes(PyObject *module, PyObject *const *args, Py_ssize_t given)
@@ -108,8 +113,8 @@ static PyMethodDef methods[] = {
         "(int, int, int, int, int, int, int, int, int, int) -> None",
         "Computes the gradient of the logits. Arguments as for loss_forward(); `gradient` may be `logits`."),
     MS_EXT_FUNCTION("loss_chunk_rows", MS_EXT_FAST(loss_chunk_rows), METH_FASTCALL,
-                    "tokens, vocabulary, item_bytes, threads, /", "(int, int, int, int) -> int",
-                    "The number of rows in a chunk of logits."),
+                    "tokens, vocabulary, item_bytes, threads, on_device, /", "(int, int, int, int, bool) -> int",
+                    "The number of rows in a chunk of logits, which are on a GPU or in host memory."),
     {NULL, NULL, 0, NULL},
 };
 

@@ -276,6 +276,20 @@ static PyObject *takes(PyObject *module, PyObject *number)
     return PyBool_FromLong(ms_optimizer_stream_takes(elements));
 }
 
+static PyObject *host_elements(PyObject *module, PyObject *args)
+{
+    (void)module;
+    unsigned arrays, item_bytes;
+    if (!PyArg_ParseTuple(args, "II:optimizer_host_elements", &arrays, &item_bytes)) {
+        return NULL;
+    }
+    if (arrays == 0 || item_bytes == 0) {
+        PyErr_SetString(PyExc_ValueError, "optimizer_host_elements: both numbers are at least 1");
+        return NULL;
+    }
+    return PyLong_FromUnsignedLongLong(ms_optimizer_host_elements(arrays, item_bytes));
+}
+
 /* ---- tables --------------------------------------------------------------------- */
 
 static PyMethodDef stream_methods[] = {
@@ -331,10 +345,16 @@ static PyType_Spec stream_spec = {
 static PyMethodDef functions[] = {
     MS_EXT_FUNCTION("optimizer_stream_takes", takes, METH_O, "elements, /", "(int) -> bool",
                     "Whether a state of this size is worth streaming."),
+    MS_EXT_FUNCTION("optimizer_host_elements", host_elements, METH_VARARGS, "arrays, item_bytes, /",
+                    "(int, int) -> int", "The elements of a state in host memory that share a buffer of the GPU."),
     {NULL, NULL, 0, NULL},
 };
 
 int ms_ext_add_optimizer_stream(PyObject *module)
 {
+    if (PyModule_AddIntConstant(module, "OPTIMIZER_HOST_BUFFERS", MS_OPTIMIZER_HOST_BUFFERS) != 0 ||
+        PyModule_AddIntConstant(module, "OPTIMIZER_HOST_BUFFER_BYTES", MS_OPTIMIZER_HOST_BUFFER_BYTES) != 0) {
+        return -1;
+    }
     return PyModule_AddFunctions(module, functions) == 0 ? ms_ext_add_type(module, &stream_spec, NULL) : -1;
 }

@@ -215,8 +215,9 @@ static PyObject *plan_for_optimizer(PyObject *module, PyObject *args)
     PyObject *answer = NULL;
     if (ms_ext_check(ms_ext_documents_parse(&d, NULL, NULL, config, plan, &err), &err) == 0) {
         ms_plan_optimizer wanted = ms_plan_for_optimizer(d.plan, &d.config);
-        answer = Py_BuildValue("(OOO)", wanted.state_on_disk ? Py_True : Py_False, wanted.releases ? Py_True : Py_False,
-                               wanted.may_release ? Py_True : Py_False);
+        answer =
+            Py_BuildValue("(OOOO)", wanted.state_on_disk ? Py_True : Py_False, wanted.releases ? Py_True : Py_False,
+                          wanted.may_release ? Py_True : Py_False, wanted.state_on_host ? Py_True : Py_False);
     }
     ms_ext_documents_free(&d);
     return answer;

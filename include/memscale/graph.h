@@ -220,12 +220,12 @@ typedef struct ms_loop {
     uint64_t optimizer_state_bytes;      /* after the first step */
     uint64_t optimizer_transient_bytes;  /* peak of the step's temporaries, beside state and gradients */
     uint64_t external_loss_bytes;        /* bytes that a loss outside the model holds through its backward */
-    uint64_t optimizer_stream_bytes;     /* part of the state that can lie on disk: 0 unless the
-                                            optimizer is memscale's and known */
+    uint64_t optimizer_stream_bytes;     /* part of the state that can lie on disk, on a GPU in host
+                                            memory: 0 unless the optimizer is memscale's and known */
     bool gradients_releasable;           /* the optimizer can update parameters in backward */
     bool gradients_released;             /* it does so under every plan, at the user's request */
     bool gradients_needed; /* all must exist before one is used: a GradScaler, clipping or accumulation */
-    bool state_streamed; /* its state is on disk under every plan; the bytes above do not include it */
+    bool state_streamed; /* its state is there under every plan; the bytes above do not include it */
 } ms_loop;
 
 /* Bytes that exist before the step and stay. */

@@ -26,6 +26,11 @@ extern "C" {
  */
 MS_API uint64_t ms_loss_chunk_rows(uint64_t tokens, uint64_t vocabulary, uint64_t item_bytes, uint32_t threads);
 
+/* The same for logits on a GPU. All chunks but the last have a multiple of 8 rows. So for 16-bit types and wider each
+ * row has the same address modulo 16 in a chunk's buffers as in buffers of all rows, and torch's kernels, which read
+ * up to 16 bytes at a time, sum it in the same order. */
+MS_API uint64_t ms_loss_device_chunk_rows(uint64_t tokens, uint64_t vocabulary, uint64_t item_bytes, uint32_t threads);
+
 /* The number of lanes for ms_loss_rows; 0 if the functions below would not give torch's bits and
  * torch's operators must be used. `capability`: torch.backends.cpu.get_cpu_capability(). */
 MS_API uint32_t ms_loss_lanes(const char *capability, uint64_t vocabulary);

@@ -42,6 +42,10 @@ enum {
     MS_OPTIMIZER_CHUNKS_AHEAD = 4,
     /* The state of smaller tensors is not worth a transfer: the caller keeps it. */
     MS_OPTIMIZER_STREAM_LEAST_ELEMENTS = 16384,
+    /* State in host memory passes through this many buffers of a GPU, each of this size: one is filled, one is
+     * computed with, one is written back. */
+    MS_OPTIMIZER_HOST_BUFFERS = 3,
+    MS_OPTIMIZER_HOST_BUFFER_BYTES = 16 << 20,
 };
 
 /* The arrays of a state, as in ms_adamw_tensor. */
@@ -75,6 +79,10 @@ typedef struct ms_optimizer_stream ms_optimizer_stream;
 
 /* Whether the state of a tensor of `elements` is worth streaming. */
 MS_API bool ms_optimizer_stream_takes(uint64_t elements);
+
+/* The elements of a state in host memory that share a buffer of the GPU, if a state has `arrays` arrays of
+ * `item_bytes` an element (both at least 1): whole multiples of 512, so that arrays in a buffer are aligned. */
+MS_API uint64_t ms_optimizer_host_elements(uint32_t arrays, uint32_t item_bytes);
 
 /* MS_ECONFIG if the directory is unfit for a disk tier, or no fit one is found. */
 MS_API int ms_optimizer_stream_open(const ms_optimizer_stream_options *options, ms_optimizer_stream **stream,

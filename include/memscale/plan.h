@@ -209,6 +209,7 @@ MS_API uint32_t ms_plan_step_options(const ms_plan *plan);
 /* The plan's part for an optimizer of memscale. */
 typedef struct ms_plan_optimizer {
     bool state_on_disk;
+    bool state_on_host; /* of parameters on a GPU */
     bool releases;    /* each gradient is used and freed inside backward */
     bool may_release; /* a later plan may release gradients: the caller watches whether the loop needs them */
 } ms_plan_optimizer;

@@ -32,7 +32,10 @@ MS_API const char *ms_exactness_name(ms_exactness exactness);
     X(GRADIENT_RELEASE, gradient_release, EXACT, "parameters are updated in backward and their gradients freed") \
     X(CHUNKED_LOSS_HEAD, chunked_loss_head, ROUNDING, \
       "logits of some tokens at a time become loss and gradients, and are dropped") \
-    X(TILED_MLP, tiled_mlp, ROUNDING, "position-wise modules of layers run some rows at a time, and again in backward")
+    X(TILED_MLP, tiled_mlp, ROUNDING, \
+      "position-wise modules of layers run some rows at a time, and again in backward") \
+    X(STATE_ON_HOST, state_on_host, EXACT, \
+      "optimizer state lies in host memory and streams through the card in its step")
 typedef enum ms_step_option {
 #define MS_STEP_OPTION_ENUM(id, name, exactness, text) MS_STEP_##id,
     MS_STEP_OPTION_TABLE(MS_STEP_OPTION_ENUM)

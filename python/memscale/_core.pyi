@@ -113,6 +113,10 @@ class GeneratorMemory:
     def write(self, content: bytes, /) -> None:
         """Puts back what read() returned, with the lock held; nothing is written if nothing has changed."""
 
+OPTIMIZER_HOST_BUFFERS: int
+
+OPTIMIZER_HOST_BUFFER_BYTES: int
+
 class OptimizerStream:
     """Optimizer state on disk. Raises OffloadError if a read or write fails, ConfigError if the directory or cap is
     unfit.
@@ -542,8 +546,8 @@ def loss_backward(
 ) -> None:
     """Computes the gradient of the logits. Arguments as for loss_forward(); `gradient` may be `logits`."""
 
-def loss_chunk_rows(tokens: int, vocabulary: int, item_bytes: int, threads: int, /) -> int:
-    """The number of rows in a chunk of logits."""
+def loss_chunk_rows(tokens: int, vocabulary: int, item_bytes: int, threads: int, on_device: bool, /) -> int:
+    """The number of rows in a chunk of logits, which are on a GPU or in host memory."""
 
 def loss_forward(
     logits: int,
@@ -588,6 +592,9 @@ def operator_row_kind(name: str, is_pointwise: bool, /) -> str:
 
 def operator_takes_workspace(name: str, /) -> bool:
     """Whether an operator of that name may take memory beside operands and results on a CPU."""
+
+def optimizer_host_elements(arrays: int, item_bytes: int, /) -> int:
+    """The elements of a state in host memory that share a buffer of the GPU."""
 
 def optimizer_stream_takes(elements: int, /) -> bool:
     """Whether a state of this size is worth streaming."""

@@ -76,6 +76,9 @@ class Kind:
         synchronize: returns when the current device has finished its queue.
         empty_cache: frees the allocator's cached memory.
         out_of_memory: whether an exception says that an allocation of this kind failed.
+        pin: pins pages of host memory, from an address on, for copies at the link's full rate; returns whether the
+            driver did.
+        unpin: ends that, given the same address.
     """
 
     name: str
@@ -98,6 +101,8 @@ class Kind:
     synchronize: Callable[[], None]
     empty_cache: Callable[[], None]
     out_of_memory: Callable[[BaseException], bool]
+    pin: Callable[[int, int], bool]
+    unpin: Callable[[int], None]
 
 
 # Messages of torch's host allocator, whose errors have no type of their own.
@@ -143,6 +148,8 @@ def _host(row: dict[str, Any]) -> Kind:
         synchronize=lambda: None,
         empty_cache=lambda: None,
         out_of_memory=_host_memory_ran_out,
+        pin=lambda _, __: False,
+        unpin=lambda _: None,
     )
 
 
@@ -174,6 +181,8 @@ def _accelerator(row: dict[str, Any]) -> Kind:
         synchronize=lambda: module().synchronize(),
         empty_cache=lambda: module().empty_cache(),
         out_of_memory=lambda error: isinstance(error, _torch().OutOfMemoryError),
+        pin=lambda address, size_bytes: int(module().cudart().cudaHostRegister(address, size_bytes, 0)) == 0,
+        unpin=lambda address: module().cudart().cudaHostUnregister(address),
     )
 
 

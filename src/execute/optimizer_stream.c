@@ -32,6 +32,13 @@ struct ms_optimizer_stream {
 
 /* ---- opening -------------------------------------------------------------------- */
 
+uint64_t ms_optimizer_host_elements(uint32_t arrays, uint32_t item_bytes)
+{
+    enum { UNIT = 512 };
+    uint64_t elements = MS_OPTIMIZER_HOST_BUFFER_BYTES / ((uint64_t)arrays * item_bytes);
+    return elements >= UNIT ? elements / UNIT * UNIT : UNIT;
+}
+
 bool ms_optimizer_stream_takes(uint64_t elements)
 {
     return elements >= MS_OPTIMIZER_STREAM_LEAST_ELEMENTS;

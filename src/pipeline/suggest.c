@@ -136,9 +136,11 @@ static void suggest_optimizers(refusal *r)
     const ms_loop *loop = &r->graph->loop;
     uint64_t least = r->err->hint_bytes;
     state_bytes bytes = measure_state(r->graph);
-    if (is_adam(r->graph, &bytes) && !loop->gradients_releasable && ms_hardware_host_is_device(r->hardware)) {
+    if (is_adam(r->graph, &bytes) && !loop->gradients_releasable) {
         ms_graph own = with_optimizer(r->graph, bytes.full, bytes.streamed);
-        least = suggest_name(r, &own, r->config, least, "memscale.optim.AdamW (state on disk)");
+        least = suggest_name(r, &own, r->config, least,
+                             ms_hardware_host_is_device(r->hardware) ? "memscale.optim.AdamW (state on disk)"
+                                                                     : "memscale.optim.AdamW (state in host memory)");
     }
     if (is_adam(r->graph, &bytes) && !r->config->use_8bit_optimizer) { /* it rounds, so only if it needs less */
         ms_graph smaller = with_optimizer(r->graph, bytes.in_8bit, bytes.in_8bit_streamed);
@@ -162,7 +164,7 @@ static void suggest_all(refusal *r)
     }
     open.mode = MS_MODE_AGGRESSIVE;
     open.enable_checkpointing = open.enable_offloading = open.enable_tiling = true;
-    if (is_adam(&own, &bytes) && !own.loop.gradients_releasable && ms_hardware_host_is_device(r->hardware)) {
+    if (is_adam(&own, &bytes) && !own.loop.gradients_releasable) {
         own = with_optimizer(r->graph, bytes.full, bytes.streamed);
     }
     (void)suggest_name(r, &own, &open, r->smallest_bytes, "mode=\"aggressive\" and every option but 8-bit state");

@@ -16,9 +16,6 @@ static bool needs_all_gradients(const ms_loop *loop)
 
 static uint32_t gradient_release_judge(const ms__step_case *facts)
 {
-    if (!ms_hardware_host_is_device(facts->hardware)) {
-        return MS_RULE_HOST_ONLY;
-    }
     if (!facts->graph->loop.gradients_releasable || facts->graph->loop.gradients_released) {
         return MS_RULE_OTHER_OPTIMIZER;
     }

@@ -2,7 +2,8 @@
  * The exact loss head as an option of the step. The traced cross entropy keeps the log-softmax of its logits,
  * and its backward allocates a scattered and a final gradient: three tokens x vocabulary buffers. The head
  * (techniques/loss.c) keeps the logits and writes the gradient over them, or into one buffer if another
- * holder keeps the logits.
+ * holder keeps the logits. On a GPU torch's operators do the work, some rows at a time; they allocate a chunk of
+ * log-softmax, in backward also one of scattered gradient.
  */
 #include "base/units.h"
 #include "sim/step_options.h"
@@ -14,6 +15,7 @@ typedef struct loss_region {
     uint32_t logits, gradient;             /* local storages */
     bool freed;                            /* this node frees the logits */
     bool in_place;                         /* no other holder keeps them in backward */
+    bool by_operators;                     /* torch's, on a GPU */
 } loss_region;
 
 /* The next marked region of a program from `from` on; false if there is none. */
@@ -100,6 +102,17 @@ static void loss_find_removed(const ms_profile *profile, const loss_region *r, u
     removed[r->gradient] = r->in_place;
 }
 
+/* How often rows are read or written. In C forward reads them once; backward reads and writes them. Operators read
+ * them and write the log-softmax in both; backward also writes zeros, reads these and the log-softmax, and writes the
+ * gradient. */
+static uint64_t passes_over(const loss_region *r, bool backward)
+{
+    if (r->by_operators) {
+        return backward ? 6 : 2;
+    }
+    return backward ? 2 : 1;
+}
+
 /* Rewrites one event; false if it is removed. The logits live until backward has finished with them: up to
  * their gradient's FREE, or to the end of the region. */
 static bool rewrite_event(const ms_profile *profile, const loss_region *r, const uint8_t *removed, bool backward,
@@ -108,8 +121,8 @@ static bool rewrite_event(const ms_profile *profile, const loss_region *r, const
     uint32_t begin = backward ? r->backward_begin : r->forward_begin;
     uint32_t end = backward ? r->backward_end : r->forward_end;
     uint64_t bytes = profile->storage_bytes[r->logits];
-    if (index == begin) { /* forward reads rows once; backward reads and writes them */
-        *event = (ms_event){.kind = MS_EVENT_WORK, .bytes = backward ? 2 * bytes : bytes};
+    if (index == begin) {
+        *event = (ms_event){.kind = MS_EVENT_WORK, .bytes = ms__mul_sat(passes_over(r, backward), bytes)};
         return true;
     }
     if (index == end) {
@@ -129,17 +142,64 @@ static bool rewrite_event(const ms_profile *profile, const loss_region *r, const
     return !removed[event->storage];
 }
 
-static uint32_t rewrite_program(const ms_profile *profile, const loss_region *r, const uint8_t *removed, bool backward)
+/* A removed storage of the region, which stands for the chunks that operators allocate there; NO_CHUNKS if they
+ * allocate none. */
+static const uint32_t NO_CHUNKS = UINT32_MAX;
+
+static uint32_t chunks_of(const ms_profile *profile, const loss_region *r, const uint8_t *removed, bool backward)
 {
-    ms_event *events = backward ? profile->backward : profile->forward;
-    uint32_t count = backward ? profile->backward_count : profile->forward_count, kept = 0;
-    for (uint32_t i = 0; i < count; i++) {
-        ms_event event = events[i];
-        if (rewrite_event(profile, r, removed, backward, i, &event)) {
-            events[kept++] = event;
+    const ms_event *events = backward ? profile->backward : profile->forward;
+    uint32_t end = backward ? r->backward_end : r->forward_end;
+    for (uint32_t i = backward ? r->backward_begin : r->forward_begin; i < end; i++) {
+        if (events[i].kind == MS_EVENT_ALLOC && events[i].storage != r->gradient && removed[events[i].storage]) {
+            return events[i].storage;
         }
     }
-    return kept;
+    return NO_CHUNKS;
+}
+
+/* `chunks` is the storage of chunks_of(). */
+static int rewrite_program(ms_profile *profile, const loss_region *r, const uint8_t *removed, bool backward,
+                           uint32_t chunks)
+{
+    ms_event **events = backward ? &profile->backward : &profile->forward;
+    uint32_t *count = backward ? &profile->backward_count : &profile->forward_count, kept = 0;
+    uint32_t begin = backward ? r->backward_begin : r->forward_begin;
+    ms_event *out = ms_calloc((size_t)*count + 2, sizeof *out);
+    if (out == NULL) {
+        return MS_ENOMEM;
+    }
+    for (uint32_t i = 0; i < *count; i++) {
+        ms_event event = (*events)[i];
+        bool has_chunks = i == begin && chunks != NO_CHUNKS;
+        if (has_chunks) {
+            out[kept++] = (ms_event){.kind = MS_EVENT_ALLOC, .storage = chunks};
+        }
+        if (rewrite_event(profile, r, removed, backward, i, &event)) {
+            out[kept++] = event;
+        }
+        if (has_chunks) {
+            out[kept++] = (ms_event){.kind = MS_EVENT_FREE, .storage = chunks};
+        }
+    }
+    ms_free(*events);
+    *events = out;
+    *count = kept;
+    return MS_OK;
+}
+
+static int rewrite_both(ms_profile *profile, const loss_region *r, const uint8_t *removed)
+{
+    uint64_t chunk = ms__min_u64(profile->storage_bytes[r->logits], MS__LOSS_CHUNK_BYTES);
+    int rc = MS_OK;
+    for (int backward = 0; rc == MS_OK && backward < 2; backward++) {
+        uint32_t chunks = r->by_operators ? chunks_of(profile, r, removed, backward == 1) : NO_CHUNKS;
+        if (chunks != NO_CHUNKS) {
+            profile->storage_bytes[chunks] = (backward == 1 ? 2 : 1) * chunk;
+        }
+        rc = rewrite_program(profile, r, removed, backward == 1, chunks);
+    }
+    return rc;
 }
 
 /* The head, not the caller, holds the logits until backward. */
@@ -150,33 +210,32 @@ static void keep_for_backward(ms_graph *graph, const ms_node *node, uint32_t log
     }
 }
 
-static int loss_head_apply_to(ms_graph *graph, const ms_node *node)
+static int loss_head_apply_to(ms_graph *graph, const ms_node *node, bool on_host)
 {
     ms_profile *profile = &graph->profiles[node->profile];
+    int rc = MS_OK;
     loss_region r;
-    while (next_region(graph, node, 0, &r)) {
+    while (rc == MS_OK && next_region(graph, node, 0, &r)) {
         uint8_t *removed = ms_calloc(profile->storage_count, 1);
         if (removed == NULL) {
             return MS_ENOMEM;
         }
         loss_find_removed(profile, &r, removed);
-        uint32_t forward = rewrite_program(profile, &r, removed, false);
-        uint32_t backward = rewrite_program(profile, &r, removed, true);
-        profile->forward_count = forward;
-        profile->backward_count = backward;
+        r.by_operators = !on_host;
+        rc = rewrite_both(profile, &r, removed);
         keep_for_backward(graph, node, r.logits);
         ms_free(removed);
     }
-    return MS_OK;
+    return rc;
 }
 
 /* Nodes may share a profile: rewriting for the first removes the marks. */
 static int loss_head_apply(const ms_hardware *hardware, ms__step *step)
 {
-    (void)hardware;
+    bool on_host = ms_hardware_host_is_device(hardware);
     int rc = MS_OK;
     for (uint32_t i = 0; rc == MS_OK && i < step->graph->node_count; i++) {
-        rc = loss_head_apply_to(step->graph, &step->graph->nodes[i]);
+        rc = loss_head_apply_to(step->graph, &step->graph->nodes[i], on_host);
     }
     return rc;
 }
@@ -192,9 +251,6 @@ static bool is_outside(const ms__step_case *facts)
 
 static uint32_t loss_head_judge(const ms__step_case *facts)
 {
-    if (!ms_hardware_host_is_device(facts->hardware)) {
-        return MS_RULE_HOST_ONLY;
-    }
     for (uint32_t i = 0; i < facts->graph->node_count; i++) {
         loss_region r;
         if (next_region(facts->graph, &facts->graph->nodes[i], 0, &r)) {

@@ -97,7 +97,8 @@ int ms__step_sim_new(const ms_graph *graph, const ms_hardware *hardware, uint32_
     step.graph = ms_graph_copy(graph, err);
     if (step.graph != NULL && graph->loop.state_streamed) {
         ms_loop *loop = &step.graph->loop;
-        loop->optimizer_transient_bytes = ms__add_sat(loop->optimizer_transient_bytes, MS__STREAM_BUFFER_BYTES);
+        uint64_t buffers = ms_hardware_host_is_device(hardware) ? MS__STREAM_BUFFER_BYTES : MS__HOST_STREAM_BYTES;
+        loop->optimizer_transient_bytes = ms__add_sat(loop->optimizer_transient_bytes, buffers);
     }
     int rc = step.graph != NULL ? apply_all(hardware, options, &step) : MS_ENOMEM;
     if (rc != MS_OK) {

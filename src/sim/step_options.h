@@ -19,6 +19,10 @@
  * them. */
 #define MS__STREAM_BUFFER_BYTES ((uint64_t)32 << 20)
 
+/* The same for state in host memory: MS_OPTIMIZER_HOST_BUFFERS of MS_OPTIMIZER_HOST_BUFFER_BYTES on the card,
+ * and the temporaries of torch's update of one buffer's parameters, at most as large. */
+#define MS__HOST_STREAM_BYTES ((uint64_t)64 << 20)
+
 /* Most bytes of one chunk's 32-bit logits, as in ms_loss_chunk_rows(). A test compares them. */
 #define MS__LOSS_CHUNK_BYTES ((uint64_t)24 << 20)
 

@@ -25,18 +25,30 @@ enum {
     ELEMENTS_PER_THREAD = 128 * 1024, /* for fewer, starting another thread does not pay */
 };
 
-uint64_t ms_loss_chunk_rows(uint64_t tokens, uint64_t vocabulary, uint64_t item_bytes, uint32_t threads)
+/* Whole multiples of `unit`, but never more than all tokens. */
+static uint64_t chunk_rows(uint64_t tokens, uint64_t row_bytes, uint64_t least, uint64_t unit)
 {
-    uint64_t row_bytes = ms__mul_sat(vocabulary, item_bytes);
-    uint64_t least = threads > 2 ? threads : 2;
     uint64_t rows = CHUNK_BYTES / (row_bytes > 0 ? row_bytes : 1);
     rows = rows > least ? rows : least;
+    rows = rows >= unit ? rows / unit * unit : unit;
+    rows = rows < least ? rows + unit : rows;
     /* Spread the remainder over the chunks until it is large enough or zero. */
     while (rows < tokens && tokens % rows != 0 && tokens % rows < least) {
-        rows++;
+        rows += unit;
     }
     rows = rows < tokens ? rows : tokens;
     return rows > 0 ? rows : 1;
+}
+
+uint64_t ms_loss_chunk_rows(uint64_t tokens, uint64_t vocabulary, uint64_t item_bytes, uint32_t threads)
+{
+    return chunk_rows(tokens, ms__mul_sat(vocabulary, item_bytes), threads > 2 ? threads : 2, 1);
+}
+
+uint64_t ms_loss_device_chunk_rows(uint64_t tokens, uint64_t vocabulary, uint64_t item_bytes, uint32_t threads)
+{
+    enum { DEVICE_UNIT = 8 };
+    return chunk_rows(tokens, ms__mul_sat(vocabulary, item_bytes), threads > 2 ? threads : 2, DEVICE_UNIT);
 }
 
 uint32_t ms_loss_lanes(const char *capability, uint64_t vocabulary)

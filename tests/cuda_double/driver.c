@@ -470,11 +470,12 @@ int cuMemcpyHtoDAsync_v2(unsigned long long to, const void *from, size_t bytes, 
         return leave(result != OK ? result : INVALID_VALUE);
     }
     bool pinned = is_pinned(from, bytes);
-    work copy = {.kind = WORK_COPY, .to = view, .from = from, .bytes = bytes, .is_fingerprinted = pinned};
+    bool is_fingerprinted = pinned && !copies_use(from, bytes); /* one that is queued may yet write there */
+    work copy = {.kind = WORK_COPY, .to = view, .from = from, .bytes = bytes, .is_fingerprinted = is_fingerprinted};
     order_access(one, (const unsigned char *)(uintptr_t)to, bytes, true);
     if (pinned) {
         order_access(one, from, bytes, false);
-        copy.fingerprint = fingerprint_of(from, bytes);
+        copy.fingerprint = is_fingerprinted ? fingerprint_of(from, bytes) : 0;
     }
     return leave(queue_copy(one, &copy, pinned, false));
 }

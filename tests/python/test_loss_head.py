@@ -69,7 +69,7 @@ def test_loss_and_gradient_have_torchs_bits(dtype, reduction, smoothing):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_bits_are_torchs_over_several_chunks(dtype, smoothing, threads):
     rows, vocabulary = (801, 20011) if dtype is torch.float32 else (1401, 20011)
-    assert _core.loss_chunk_rows(rows, vocabulary, dtype.itemsize, threads) < rows / 2
+    assert _core.loss_chunk_rows(rows, vocabulary, dtype.itemsize, threads, False) < rows / 2
     logits, labels = made(rows, vocabulary, dtype, -100)
     assert_same(logits, labels, label_smoothing=smoothing)
 

@@ -412,7 +412,7 @@ def test_children_of_a_process_that_steps_come_to_their_end(disk):
 @pytest.mark.parametrize(
     ("kwargs", "text"),
     [
-        ({"state": "ssd"}, "state: 'ssd' is not allowed; allowed are 'memory' and 'disk'"),
+        ({"state": "ssd"}, "state: 'ssd' is not allowed; allowed are 'memory', 'host' and 'disk'"),
         ({"disk_offload_dir": "/var/tmp"}, "need state='disk'"),
         ({"state": "disk", "max_disk_offload_gb": -1.0}, "max_disk_offload_gb: -1.0 is not allowed"),
         ({"state": "disk", "max_disk_offload_gb": "4"}, "max_disk_offload_gb: '4' is not allowed"),

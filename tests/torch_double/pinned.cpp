@@ -12,7 +12,10 @@
 
 #include "internal.h"
 
-extern "C" int cuMemHostRegister_v2(void *memory, size_t bytes, unsigned flags);
+extern "C" {
+int cuMemHostRegister_v2(void *memory, size_t bytes, unsigned flags);
+int cuMemHostUnregister(void *memory);
+}
 
 namespace torch_double
 {
@@ -58,6 +61,15 @@ class Allocator final : public c10::Allocator
         }
         Piece &below = std::prev(above)->second;
         return static_cast<const char *>(memory) < below.begin + below.bytes ? &below : nullptr;
+    }
+    /* Memory that the caller has registered and will free. */
+    void adopt(void *memory, size_t bytes)
+    {
+        used_[memory] = Piece{static_cast<char *>(memory), bytes, {}};
+    }
+    void forget(void *memory)
+    {
+        used_.erase(memory);
     }
     std::mutex lock;
 
@@ -156,6 +168,28 @@ bool is_pinned(const void *memory)
 {
     std::lock_guard<std::mutex> hold(the_allocator().lock);
     return the_allocator().find(memory) != nullptr;
+}
+
+/* What cudaHostRegister and cudaHostUnregister do. */
+TORCH_DOUBLE_EXPORT int torch_double_host_register(void *memory, size_t bytes, unsigned flags)
+{
+    Context context(0);
+    int result = cuMemHostRegister_v2(memory, bytes, flags);
+    std::lock_guard<std::mutex> hold(the_allocator().lock);
+    if (result == 0) {
+        the_allocator().adopt(memory, bytes);
+    }
+    return result;
+}
+
+TORCH_DOUBLE_EXPORT int torch_double_host_unregister(void *memory)
+{
+    {
+        std::lock_guard<std::mutex> hold(the_allocator().lock);
+        the_allocator().forget(memory);
+    }
+    Context context(0);
+    return cuMemHostUnregister(memory);
 }
 
 void pinned_used_on(const void *memory, const c10::Stream &stream)

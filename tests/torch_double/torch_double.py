@@ -56,6 +56,8 @@ def _declare() -> None:
     _driver.cuda_double_limit_registered.argtypes = [size]
     _driver.cuda_double_fail.argtypes = [ctypes.c_char_p, number, ctypes.c_int]
     _double.torch_double_limit_reserved.argtypes = [ctypes.c_int, size]
+    _double.torch_double_host_register.argtypes = [pointer, size, ctypes.c_uint]
+    _double.torch_double_host_unregister.argtypes = [pointer]
 
 
 # ---- controls for tests -----------------------------------------------------------------------
@@ -158,6 +160,12 @@ class _Cudart:
 
     def cudaMemGetInfo(self, device: int) -> tuple[int, int]:
         return self._c._accelerator_getMemoryInfo(device)
+
+    def cudaHostRegister(self, address: int, size_bytes: int, flags: int) -> int:
+        return _double.torch_double_host_register(address, size_bytes, flags)
+
+    def cudaHostUnregister(self, address: int) -> int:
+        return _double.torch_double_host_unregister(address)
 
     def cudaGetErrorString(self, error: int) -> str:
         return f"CUDA error {int(error)}"

@@ -200,6 +200,6 @@ def _says(optimizer: torch.optim.Optimizer, name: str) -> bool:
 
 
 def _state_bytes(optimizer: torch.optim.Optimizer) -> int:
-    moved = getattr(optimizer, "_planned_disk_bytes", None)  # state that a plan moved to disk counts, too
+    moved = getattr(optimizer, "_planned_bytes", None)  # state that a plan moved away counts, too
     tensors = [tensor for state in optimizer.state.values() for tensor in plain_tensors(state)]
     return _core.storage_bytes(tensors) + (moved() if moved is not None else 0)

@@ -50,6 +50,9 @@ class AdamW(torch.optim.AdamW):
             (state `master`). Moments are fp32 (or 8 bits) either way.
         state: ``"memory"``, or ``"disk"``: moments, masters and low bits live in a file without
             a name and pass through 32 MiB of buffers during the step, bit-identical to memory.
+            Or ``"host"``, for parameters on a GPU: moments live in host memory and pass through
+            48 MiB of the card's during the step, with the bits of torch's AdamW on the card; not
+            with `capturable` or `fused`.
             Tensors of fewer than 16384 elements stay in memory. `state[p]` then holds only
             `step`; `state_dict()` has everything.
         disk_offload_dir: directory of that file; None for a cache directory on a real disk.
@@ -91,7 +94,7 @@ class AdamW(torch.optim.AdamW):
         release_gradients: bool = False,
     ) -> None:
         options = disk_options(state, disk_offload_dir, max_disk_offload_gb)
-        self._place = StatePlace(StateForm(state_bits, bf16), options)
+        self._place = StatePlace(StateForm(state_bits, bf16), options, on_host=state == "host")
         self._releasing = ReleaseSwitch()
         super().__init__(
             params,
@@ -171,11 +174,11 @@ class AdamW(torch.optim.AdamW):
         Raises:
             OffloadError: the step failed again; it can be finished later.
             IntegrationError: the step failed inside backward (`release_gradients`), so that gradients
-                are missing. Load a checkpoint.
+                are missing, or in torch's update of parameters on a GPU. Load a checkpoint.
         """
         self._place.refuse_inherited()
         release = self._releasing.release
-        if release is not None and release.failed_in_backward:
+        if not self._place.can_be_finished or (release is not None and release.failed_in_backward):
             self._refuse_interrupted()
         if self._place.interrupted is not None:
             self._step_all()
@@ -186,8 +189,9 @@ class AdamW(torch.optim.AdamW):
     def _step_all(self) -> None:
         chosen = [self._choose(index, group) for index, group in enumerate(self.param_groups)]
         pairs = list(zip(self.param_groups, chosen, strict=True))
-        self._place.step(self, [(group, p) for group, (_, _, streamed) in pairs for p in streamed])
-        for group, (theirs, ours, _) in pairs:
+        self._place.step(self, [(group, p) for group, (_, _, streamed, _) in pairs for p in streamed])
+        self._update_hosted([(group, hosted) for group, (*_, hosted) in pairs])
+        for group, (theirs, ours, *_) in pairs:
             if theirs:
                 update_by_torch(self, {**group, "params": theirs})
             if ours:
@@ -197,27 +201,35 @@ class AdamW(torch.optim.AdamW):
         if not self._is_traced():
             self._releasing.step_ended()
 
+    def _update_hosted(self, work: list[tuple[dict[str, Any], list[torch.Tensor]]]) -> None:
+        for index, (group, params) in enumerate(work, 1):
+            self._place.update_hosted(self, group, params, is_last=index == len(work))
+
     def _is_traced(self) -> bool:
         """Whether this optimizer is the copy that the profiler steps. The copy shares its original's parts."""
         first = next((p for group in self.param_groups for p in group["params"]), None)
         return first is not None and _state.is_traced(first)
 
     def _choose(self, index: int, group: dict[str, Any]) -> tuple[list[torch.Tensor], ...]:
-        """The parameters with gradients in three lists: torch updates the first, C the others. The states of the
-        last list are on disk."""
+        """The parameters with gradients in four lists: torch updates the first, C the next two, of which the second
+        has its states on disk. Torch updates the last, whose states are in host memory."""
         theirs: list[torch.Tensor] = []
         ours: list[torch.Tensor] = []
         streamed: list[torch.Tensor] = []
+        hosted: list[torch.Tensor] = []
         for position, p in enumerate(group["params"]):
             if p.grad is not None:
                 name = f"parameter {position} of group {index}"
                 check_gradient(p, name)
-                if not _state.is_ours(p, group):
+                if self._place.is_hosted(self.state, p, group):
+                    self._place.check_layout(self.state, p, group, name)
+                    hosted.append(p)
+                elif not _state.is_ours(p, group):
                     theirs.append(p)
                 else:
                     self._place.check_layout(self.state, p, group, name)
                     (streamed if self._place.is_streamed(self.state, p, group) else ours).append(p)
-        return theirs, ours, streamed
+        return theirs, ours, streamed, hosted
 
     # ---- inside backward -----------------------------------------------------------------
 
@@ -226,6 +238,10 @@ class AdamW(torch.optim.AdamW):
         group, place = self.param_groups[index], self._place
         name = name_of(self.param_groups, p)
         check_gradient(p, name)
+        if place.is_hosted(self.state, p, group):
+            place.check_layout(self.state, p, group, name)
+            place.update_hosted(self, group, [p])
+            return
         if not _state.is_ours(p, group):
             update_by_torch(self, {**group, "params": [p]})
             return
@@ -242,10 +258,11 @@ class AdamW(torch.optim.AdamW):
     # ---- options that a plan chooses --------------------------------------------------------
 
     def _facts_for_plan(self) -> tuple[list[torch.Tensor], bool, bool]:
-        """The tensors that a plan may put on disk, whether the user chose gradient release, and whether the user
-        chose state on disk."""
+        """The tensors that a plan may put on disk or into host memory, whether the user chose gradient release, and
+        whether the user moved the state there."""
         place = self._place
-        return place.streamable_tensors(self), self._releasing.is_owners_wish, place.is_owners_wish
+        is_moved = place.is_owners_wish or place.is_owners_host
+        return place.streamable_tensors(self), self._releasing.is_owners_wish, is_moved
 
     def _releases_now(self) -> bool:
         return self._releasing.release is not None
@@ -256,19 +273,21 @@ class AdamW(torch.optim.AdamW):
     def _needed_gradients(self) -> bool:
         return self._releasing.needed_gradients()
 
-    def _planned_disk_bytes(self) -> int:
-        return self._place.planned_disk_bytes()
+    def _planned_bytes(self) -> int:
+        return self._place.planned_bytes()
 
     def _arrange(
         self,
         on_disk: bool,
         releases: bool,
         may_release: bool = False,
+        on_host: bool = False,
         directory: Any = None,
         cap_gb: float | None = None,
     ) -> None:
         """Moves state, and begins or ends gradient release, as a plan says. Called between steps."""
         self._place.arrange(self, on_disk, directory, cap_gb)
+        self._place.arrange_host(self, on_host)
         self._releasing.arrange(self, releases, may_release)
 
     # ---- state dicts -------------------------------------------------------------------
@@ -326,6 +345,7 @@ class AdamW(torch.optim.AdamW):
                 "_bf16": place.form.bf16,
                 # A copy follows no plan, so it gets the options of its original's constructor.
                 "_disk_options": place.options if place.is_owners_wish else None,
+                "_on_host": place.is_owners_host,
                 "_releases": self._releasing.is_owners_wish,
             }
 
@@ -333,7 +353,7 @@ class AdamW(torch.optim.AdamW):
         state = dict(state)
         if "_state_bits" in state:  # a copy, or unpickled: it has no parts yet
             form = StateForm(state.pop("_state_bits"), state.pop("_bf16"))
-            self._place = StatePlace(form, state.pop("_disk_options"))
+            self._place = StatePlace(form, state.pop("_disk_options"), state.pop("_on_host", False))
             self._releasing = ReleaseSwitch()
         releases = state.pop("_releases", False)
         place = self._place

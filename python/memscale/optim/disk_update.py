@@ -1,7 +1,8 @@
-"""The place of each parameter's state, memory or disk, and updates of states on disk.
+"""The place of each parameter's state, and updates of states that are not beside their parameters: on disk, or, for
+parameters on a GPU, in host memory.
 
-`StatePlace` is a part of `AdamW`. It moves states to disk and back, streams updates through `DiskState`, and
-remembers an interrupted step. Its methods get the optimizer or its `state` as an argument and don't keep it.
+`StatePlace` is a part of `AdamW`. It moves states there and back, streams updates through `DiskState` and `HostState`,
+and remembers an interrupted step. Its methods get the optimizer or its `state` as an argument and don't keep it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from .. import _core
 from ..errors import ConfigError, IntegrationError, OffloadError, add_note
 from . import state as _state
 from .disk import DiskState
+from .host import HostState, can_be_hosted
 from .memory_update import StateForm, grad_scale, gradient_of, hyperparameters
 
 __all__ = ["StatePlace", "disk_options"]
@@ -33,21 +35,29 @@ class StatePlace:
 
     Args:
         form: the form of states.
-        options: the user's choice, from `disk_options()`.
+        options: the user's choice of a disk, from `disk_options()`.
+        on_host: whether the user put the states of a GPU's parameters into host memory.
 
     Attributes:
         disk: holds the states on disk; None if no state is on disk.
+        host: holds the states of a GPU's parameters in host memory; None if none is there.
         options: the disk for new states, chosen by the user or a plan; None for memory.
+        on_host: whether new states of a GPU's parameters are made in host memory, by the user's choice or a plan's.
         is_planned: whether a plan, not the user, put states on disk.
+        is_host_planned: the same for host memory.
         interrupted: the error that interrupted a step; None if none was.
+        can_be_finished: whether the interrupted step can be, with the same gradients.
     """
 
-    def __init__(self, form: StateForm, options: tuple[str | None, float | None] | None) -> None:
+    def __init__(self, form: StateForm, options: tuple[str | None, float | None] | None, on_host: bool = False) -> None:
         self.form = form
         self.options = options
+        self.on_host = on_host
         self.disk: DiskState | None = None
-        self.is_planned = False
+        self.host: HostState | None = None
+        self.is_planned = self.is_host_planned = False
         self.interrupted: str | None = None
+        self.can_be_finished = True
 
     # ---- the place of a state ----------------------------------------------------------------
 
@@ -64,8 +74,28 @@ class StatePlace:
         """Whether a new state of the parameter would be made on disk."""
         return self.options is not None and _state.is_ours(p, group) and _core.optimizer_stream_takes(p.numel())
 
+    def is_hosted(self, states: _States, p: torch.Tensor, group: _Group) -> bool:
+        """Whether an update finds its state in host memory, or makes it there, while the parameter is on a GPU."""
+        if _state.is_traced(p):
+            return not self.is_host_planned and self.belongs_on_host(p, group)
+        if states.get(p):
+            return self._hosts(p)
+        return self.belongs_on_host(p, group)
+
+    def belongs_on_host(self, p: torch.Tensor, group: _Group) -> bool:
+        """Whether a new state of the parameter would be made in host memory, away from the parameter."""
+        return self.on_host and can_be_hosted(p, group)
+
     def _holds(self, p: torch.Tensor) -> bool:
         return self.disk is not None and p in self.disk
+
+    def _hosts(self, p: torch.Tensor) -> bool:
+        return self.host is not None and p in self.host
+
+    def _made_host(self) -> HostState:
+        if self.host is None:
+            self.host = HostState()
+        return self.host
 
     def _made_disk(self) -> DiskState:
         if self.disk is None or self.disk.is_inherited:
@@ -80,8 +110,8 @@ class StatePlace:
         """
         if not states.get(p) or _state.is_traced(p):
             return
-        disk = self.disk
-        shape, stride = disk.layout_of(p) if disk is not None and p in disk else _state.layout_of(states[p])
+        away: DiskState | HostState | None = self.host if self._hosts(p) else self.disk
+        shape, stride = away.layout_of(p) if away is not None and p in away else _state.layout_of(states[p])
         if shape != tuple(p.shape):
             raise IntegrationError(
                 f"AdamW: {name} has shape {tuple(p.shape)}, its state {shape}: the parameter was changed after a "
@@ -91,8 +121,13 @@ class StatePlace:
             self.adopt(states, p, self.take(states, p), group)
 
     def adopt(self, states: _States, p: torch.Tensor, given: dict[str, Any], group: _Group) -> None:
-        """Stores a state of any form, on disk if it belongs there."""
+        """Stores a state of any form where it belongs."""
         form = self.form.of(group)
+        if self.host is not None:
+            self.host.remove(p)
+        if given and self.belongs_on_host(p, group):
+            states[p] = self._adopt_on_host(p, _state.full_precision(given), group)
+            return
         if given and self.belongs_on_disk(p, group):
             values = _state.adapt(p, given, group, *form, copies=False)
             self._made_disk().put(p, values, *form)
@@ -103,12 +138,24 @@ class StatePlace:
                 self.disk.remove(p)
             states[p] = _state.adapt(p, given, group, *form)
 
+    def _adopt_on_host(self, p: torch.Tensor, full: dict[str, Any], group: _Group) -> dict[str, Any]:
+        """Moves the moments; returns what stays in the optimizer's own state."""
+        moments = {name: full[name] for name in _state.MOMENTS}
+        if group["amsgrad"]:
+            moments["max_exp_avg_sq"] = full.get("max_exp_avg_sq", full["exp_avg_sq"])
+        self._made_host().put(p, moments)
+        kept = {name: value for name, value in full.items() if name not in _state.KNOWN}
+        return {"step": _state.step_tensor(full["step"]), **kept}
+
     def take(self, states: _States, p: torch.Tensor) -> dict[str, Any]:
         """Removes the parameter's state from the optimizer and returns it."""
         values: dict[str, Any] = states.pop(p)
         if self.disk is not None and p in self.disk:
             values = {**values, **self.disk.export([p])[p]}
             self.disk.remove(p)
+        if self.host is not None and p in self.host:
+            values = {**values, **self.host.export([p])[p]}
+            self.host.remove(p)
         return values
 
     def settle(self, states: _States, p: torch.Tensor, value: Any, group: _Group) -> None:
@@ -116,27 +163,30 @@ class StatePlace:
         is_hidden = isinstance(value, _state.Hidden)
         values = value.value if is_hidden else value
         try:
-            if is_hidden or (values and self.belongs_on_disk(p, group)):
+            if is_hidden or (values and (self.belongs_on_disk(p, group) or self.belongs_on_host(p, group))):
                 self.adopt(states, p, values, group)
-            elif self.disk is not None:
-                self.disk.remove(p)
+                return
+            for away in (self.disk, self.host):
+                if away is not None:
+                    away.remove(p)
         except OffloadError as error:
             self.interrupted = f"only a part of its state was loaded: {error}"
             raise
 
     @contextmanager
     def in_view(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-        """A block in which `optimizer.state` shows the states on disk as tensors."""
-        if self.disk is None:
+        """A block in which `optimizer.state` shows the states on disk and in host memory as tensors."""
+        if self.disk is None and self.host is None:
             yield
             return
         self.refuse_interrupted()
-        if self.disk.in_round:
+        if any(away is not None and away.in_round for away in (self.disk, self.host)):
             raise IntegrationError(
                 "release_gradients: backward has updated parameters; call step() before you read the state"
             )
         kept = optimizer.state
-        shown = self.disk.export(kept)
+        shown = self.disk.export(kept) if self.disk is not None else {}
+        shown |= self.host.export(kept) if self.host is not None else {}
         optimizer.state = _state.new_state({p: {**v, **shown.get(p, {})} for p, v in kept.items()})
         try:
             yield
@@ -174,6 +224,33 @@ class StatePlace:
             optimizer.state[p]["step"] += 1
         torch.autograd.graph.increment_version(updated)
 
+    def update_hosted(
+        self, optimizer: torch.optim.AdamW, group: _Group, params: list[torch.Tensor], is_last: bool = False
+    ) -> None:
+        """Updates parameters on a GPU whose states are in host memory; `is_last` after all of them.
+
+        Raises:
+            Exception: torch's, such as no memory; some parameters may be updated and others not: see `interrupted`.
+        """
+        made = [p for p in params if not optimizer.state[p]]
+        for p in made:
+            optimizer.state[p]["step"] = _state.step_tensor(0)
+            if not _state.is_traced(p):
+                self._made_host().add(p, group["amsgrad"])
+        host = self.host
+        if host is None or (params and _state.is_traced(params[0])):
+            return
+        host.open(params)  # nothing has been updated if the card has no room for the buffers
+        try:
+            if params:
+                host.update(optimizer, group, params)
+        except BaseException as error:
+            host.end()
+            self.interrupt(error, can_be_finished=False)
+            raise
+        if is_last:
+            host.end()
+
     def update_in_backward(
         self, optimizer: torch.optim.Optimizer, group: _Group, p: torch.Tensor, expected: Iterable[torch.Tensor]
     ) -> None:
@@ -206,10 +283,11 @@ class StatePlace:
     def interrupt(self, error: BaseException, can_be_finished: bool = True) -> None:
         """Records that a step ended with `error`, and adds the remedy as a note."""
         self.interrupted = str(error) or type(error).__name__
+        self.can_be_finished = can_be_finished
         way_out = (
             "Once the cause is gone, optimizer.finish_step() does the rest with the same gradients; or load "
             if can_be_finished
-            else "Backward did not end, so gradients are missing: load "
+            else "It can't be finished, because gradients or updates are missing: load "
         )
         add_note(
             error,
@@ -229,10 +307,12 @@ class StatePlace:
         """Raises if the states on disk belong to another process, or a step was interrupted."""
         self.refuse_inherited()
         if self.interrupted is not None:
+            finishing = (
+                "Call finish_step() with the gradients of that step, or load" if self.can_be_finished else "Load"
+            )
             raise IntegrationError(
-                "AdamW: a step was interrupted: some parameters are updated and others not. Call "
-                "finish_step() with the gradients of that step, or load model and optimizer from a "
-                f"checkpoint. The cause: {self.interrupted}"
+                "AdamW: a step was interrupted: some parameters are updated and others not. "
+                f"{finishing} model and optimizer from a checkpoint. The cause: {self.interrupted}"
             )
 
     # ---- a plan's choice -------------------------------------------------------------
@@ -242,22 +322,37 @@ class StatePlace:
         """Whether the user, not a plan, chose state on disk."""
         return self.options is not None and not self.is_planned
 
+    @property
+    def is_owners_host(self) -> bool:
+        """Whether the user, not a plan, chose state in host memory."""
+        return self.on_host and not self.is_host_planned
+
     def streamable_tensors(self, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-        """The state tensors that a plan may put on disk; none if the user already put states there."""
-        if self.is_owners_wish:
-            return []
+        """The state tensors that a plan may move away; none that the user already moved."""
         return [
             value
             for group in optimizer.param_groups
             for p in group["params"]
-            if _state.is_ours(p, group) and _core.optimizer_stream_takes(p.numel())
+            if self._may_be_planned(p, group)
             for name, value in optimizer.state.get(p, {}).items()
             if name != "step"
         ]
 
-    def planned_disk_bytes(self) -> int:
-        """Bytes of state that a plan put on disk."""
-        return self.disk.stats()["disk_bytes"] if self.is_planned and self.disk is not None else 0
+    def _may_be_planned(self, p: torch.Tensor, group: _Group) -> bool:
+        if _state.is_ours(p, group):
+            return not self.is_owners_wish and _core.optimizer_stream_takes(p.numel())
+        return not self.is_owners_host and can_be_hosted(p, group)
+
+    def planned_bytes(self) -> int:
+        """Bytes of state that a plan moved away."""
+        on_disk = self.disk.stats()["disk_bytes"] if self.is_planned and self.disk is not None else 0
+        return on_disk + (self.host.host_bytes() if self.is_host_planned and self.host is not None else 0)
+
+    def arrange_host(self, optimizer: torch.optim.Optimizer, on_host: bool) -> None:
+        """Moves states of parameters on a GPU as a plan says, unless the user chose their place."""
+        if on_host != self.is_host_planned and (self.is_host_planned or not self.on_host):
+            self.is_host_planned = self.on_host = on_host
+            self._move(optimizer)
 
     def arrange(self, optimizer: torch.optim.Optimizer, on_disk: bool, directory: Any, cap_gb: float | None) -> None:
         """Moves states as a plan says, unless the user chose their place."""
@@ -274,9 +369,10 @@ class StatePlace:
         try:
             for group in optimizer.param_groups:
                 for p in group["params"]:
-                    is_on_disk = self._holds(p)
-                    if states.get(p) and is_on_disk != self.belongs_on_disk(p, group):
-                        kept = states[p] if not is_on_disk else self.take(states, p)
+                    is_away = self._holds(p) or self._hosts(p)
+                    belongs_away = self.belongs_on_disk(p, group) or self.belongs_on_host(p, group)
+                    if states.get(p) and is_away != belongs_away:
+                        kept = states[p] if not is_away else self.take(states, p)
                         self.adopt(states, p, kept, group)
         except OffloadError as error:
             # The state that could not be written is still in memory and is used from there.
@@ -284,6 +380,8 @@ class StatePlace:
             self.is_planned, self.options = False, None
         if self.options is None and self.disk is not None and not self.disk:
             self.disk = None
+        if not self.on_host and self.host is not None and not self.host:
+            self.host = None
 
 
 def disk_options(state: str, directory: str | None, cap_gb: float | None) -> tuple[str | None, float | None] | None:
@@ -296,8 +394,8 @@ def disk_options(state: str, directory: str | None, cap_gb: float | None) -> tup
         if cap_gb is not None and not (isinstance(cap_gb, (int, float)) and cap_gb > 0):
             raise ConfigError(f"max_disk_offload_gb: {cap_gb!r} is not allowed; allowed are numbers above 0")
         return (None if directory is None else str(directory)), cap_gb
-    if state != "memory":
-        raise ConfigError(f"state: {state!r} is not allowed; allowed are 'memory' and 'disk'")
+    if state not in ("memory", "host"):
+        raise ConfigError(f"state: {state!r} is not allowed; allowed are 'memory', 'host' and 'disk'")
     if directory is not None or cap_gb is not None:
         raise ConfigError("disk_offload_dir and max_disk_offload_gb need state='disk'")
     return None

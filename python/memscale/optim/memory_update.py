@@ -24,6 +24,7 @@ __all__ = [
     "gradient_of",
     "hyperparameters",
     "make_states",
+    "run_adamw",
     "update_by_c",
     "update_by_torch",
 ]
@@ -73,6 +74,13 @@ def update_by_torch(optimizer: torch.optim.AdamW, group: dict[str, Any]) -> None
     """torch's own update, for parameters that C does not support: all of `group`."""
     lists: list[list[torch.Tensor]] = [[] for _ in range(6)]
     has_complex = optimizer._init_group(group, *lists)
+    run_adamw(optimizer, group, lists, has_complex)
+
+
+def run_adamw(
+    optimizer: torch.optim.AdamW, group: dict[str, Any], lists: list[list[torch.Tensor]], has_complex: bool = False
+) -> None:
+    """torch's AdamW with the hyperparameters of `group`. `lists`: parameters, gradients, the three moments, steps."""
     params, gradients, averages, squares, largest_squares, steps = lists
     beta1, beta2 = group["betas"]
     # With `differentiable` the update is part of the caller's graph, as in torch's own step.

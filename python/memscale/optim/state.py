@@ -57,7 +57,7 @@ def is_ours(p: torch.Tensor, group: dict[str, Any]) -> bool:
         and p.layout is torch.strided
         and (type(p) in (torch.Tensor, torch.nn.Parameter) or is_traced(p))
         and not group["differentiable"]
-        and _is_dense(p)
+        and is_dense(p)
     )
 
 
@@ -68,7 +68,7 @@ def is_traced(p: torch.Tensor) -> bool:
     return isinstance(p, kind)
 
 
-def _is_dense(tensor: torch.Tensor) -> bool:
+def is_dense(tensor: torch.Tensor) -> bool:
     """Whether the elements fill their range of memory without gaps or overlap."""
     if tensor.is_contiguous():
         return True

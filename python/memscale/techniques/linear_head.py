@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import _core
-from .loss_head import _check_labels, check_tensors, keeps_graph
+from .loss_head import check_labels, check_tensors, keeps_graph
 
 __all__ = ["linear_cross_entropy"]
 
@@ -59,7 +59,7 @@ def linear_cross_entropy(
     Raises:
         TypeError: an operand is not a floating-point tensor, or an option not a number.
         ValueError: shapes do not match, or an argument is not allowed.
-        IndexError: a label is neither a class nor `ignore_index`.
+        IndexError: a label is neither a class nor `ignore_index`. (On a GPU the kernel fails, as torch's does.)
         RuntimeError: in backward, a second derivative is requested.
 
     Example:
@@ -74,7 +74,7 @@ def linear_cross_entropy(
         raise TypeError(f"linear_cross_entropy: num_items_in_batch must be a number or a tensor, not {kind}")
     flat = labels.reshape(-1).long()
     counts = flat != ignore_index
-    _check_labels(flat, ~counts, weight.shape[0])
+    check_labels(flat, ~counts, weight.shape[0])
     hidden, weight, bias = _cast_as_torch(hidden, weight, bias)
     options = _Options(label_smoothing, z_loss, softcap)
     items: Any = counts.sum() if num_items_in_batch is None else num_items_in_batch
@@ -166,7 +166,7 @@ class _Chunks(torch.autograd.Function):
             torch.zeros_like(bias, dtype=wide) if bias is not None and ctx.needs_input_grad[2] else None,
         )
         losses = torch.zeros(len(hidden), dtype=wide, device=hidden.device)
-        size = _core.loss_chunk_rows(len(hidden), len(weight), wide.itemsize, torch.get_num_threads())
+        size = _core.loss_chunk_rows(len(hidden), len(weight), wide.itemsize, torch.get_num_threads(), False)
         for begin in range(0, len(hidden), size):
             part = slice(begin, begin + size)
             logits = torch.nn.functional.linear(hidden[part], weight, bias).to(wide)

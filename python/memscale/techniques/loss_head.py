@@ -6,6 +6,11 @@ them. C computes fp32 rows with the operations of torch's kernels in the same or
 torch's bits (other dtypes, label smoothing, other processors or builds of torch), torch's own operators
 compute some rows at a time. torch's operators also sum over tokens, and they sum the same numbers in the
 same order as without this head. So loss and gradient have torch's bits.
+
+On a GPU torch's operators compute the rows, and nothing waits for them. A GPU's kernel sums a row in an order that
+depends on the row's length and on its address modulo 16, so chunks and the gradient's buffer keep these addresses.
+Label smoothing sums rows by a kernel whose order depends on their number, and torch may read 16-bit logits as
+fp32 in a kernel of its own: these are left to torch.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ import torch
 import torch.nn.functional as F
 
 from .. import _core
+from ..device import ACCELERATORS
 
 __all__ = ["cross_entropy"]
 
@@ -37,7 +43,7 @@ def cross_entropy(
 ) -> torch.Tensor:
     """`F.cross_entropy` with the same bits, in a third of the memory.
 
-    On the CPU loss and gradient are `torch.equal` to torch's. The logits are kept for backward, where
+    Loss and gradient are `torch.equal` to torch's. The logits are kept for backward, where
     the gradient overwrites them if nothing else holds their memory and the graph is not retained.
     Otherwise the gradient gets a buffer of its own. To avoid that, drop every reference to the logits
     before ``loss.backward()``, as ``loss = model(...).loss`` does.
@@ -46,8 +52,9 @@ def cross_entropy(
         logits: shape (..., vocabulary), floating point. They must not be changed in place before
             backward.
         labels: integers of shape (...), each a class or `ignore_index`.
-        weight: as torch. With a weight, with labels that are probabilities (of the shape of the
-            logits), or on a device other than the CPU, torch's own function is called.
+        weight: as torch. torch's own function is called with a weight, with labels that are
+            probabilities (of the shape of the logits), and on a GPU with label smoothing or logits
+            of 16 bits.
         ignore_index, reduction, label_smoothing: as `F.cross_entropy`.
         num_items_in_batch: divides the sum, instead of the mean over tokens. `reduction` is then
             ignored. Hugging Face passes it when gradients are accumulated.
@@ -58,7 +65,7 @@ def cross_entropy(
     Raises:
         TypeError: logits or labels are not tensors.
         ValueError: shapes do not match, or an argument is not allowed.
-        IndexError: a label is neither a class nor `ignore_index`.
+        IndexError: a label is neither a class nor `ignore_index`. (On a GPU the kernel fails, as torch's does.)
         RuntimeError: in backward, the logits were changed in place, or a second derivative is
             requested.
 
@@ -76,7 +83,7 @@ def cross_entropy(
         raise ValueError(f"cross_entropy: reduction is {reduction!r}; allowed are {', '.join(REDUCTIONS)}")
     if not 0.0 <= label_smoothing <= 1.0:
         raise ValueError(f"cross_entropy: label_smoothing is {label_smoothing}; allowed is 0 to 1")
-    is_torchs = weight is not None or labels.is_floating_point() or logits.device.type != "cpu"
+    is_torchs = weight is not None or labels.is_floating_point() or not is_supported(logits, label_smoothing)
     expected = logits.shape if labels.is_floating_point() else logits.shape[:-1]
     if logits.dim() == 0 or labels.shape != expected:
         raise ValueError(
@@ -86,6 +93,15 @@ def cross_entropy(
     if is_torchs:
         return _by_torch(logits, labels, weight, ignore_index, reduction, label_smoothing)
     return _reduced(_cast_as_torch(logits), labels, ignore_index, reduction, label_smoothing)
+
+
+def is_supported(logits: torch.Tensor, label_smoothing: float) -> bool:
+    """Whether rows of these logits can have torch's bits one by one."""
+    device = logits.device.type
+    if device == "cpu":
+        return True
+    is_wide = logits.dtype in (torch.float32, torch.float64)
+    return any(device == kind.name for kind in ACCELERATORS) and is_wide and label_smoothing == 0.0
 
 
 def _by_torch(
@@ -114,8 +130,8 @@ def check_tensors(caller: str, **values: object) -> None:
 
 def _cast_as_torch(logits: torch.Tensor) -> torch.Tensor:
     """The logits as autocast casts them for `F.cross_entropy`."""
-    if not torch.is_autocast_enabled("cpu"):
-        return logits
+    if logits.device.type != "cpu" or not torch.is_autocast_enabled("cpu"):
+        return logits  # on a GPU they have the type of torch's loss
     probe = torch.zeros((1, 1), dtype=logits.dtype, device="cpu")
     return logits.to(F.cross_entropy(probe, torch.zeros(1, dtype=torch.long, device="cpu")).dtype)
 
@@ -126,9 +142,9 @@ def _reduced(
     vocabulary = logits.shape[-1]
     flat = labels.reshape(-1).long()
     is_ignored = flat == ignore_index
-    _check_labels(flat, is_ignored, vocabulary)
+    check_labels(flat, is_ignored, vocabulary)
     classes = flat.masked_fill(is_ignored, 0)
-    with torch.autocast("cpu", enabled=False):
+    with torch.autocast(logits.device.type, enabled=False):
         picked, sums = _Rows.apply(  # type: ignore[no-untyped-call]
             logits.reshape(-1, vocabulary), classes, label_smoothing > 0.0
         )
@@ -156,7 +172,11 @@ def _smoothed(
     return loss.mul(1 - label_smoothing) + smooth.mul(label_smoothing / vocabulary)
 
 
-def _check_labels(flat: torch.Tensor, is_ignored: torch.Tensor, vocabulary: int) -> None:
+def check_labels(flat: torch.Tensor, is_ignored: torch.Tensor, vocabulary: int) -> None:
+    """Raises an `IndexError` for a label out of bounds. On a GPU that would wait for the device; there the kernel
+    that picks the label's logit fails."""
+    if flat.device.type != "cpu":
+        return
     is_wrong = ((flat < 0) | (flat >= vocabulary)) & ~is_ignored
     if bool(is_wrong.any()):
         raise IndexError(f"Target {int(flat[is_wrong][0])} is out of bounds.")
@@ -213,7 +233,8 @@ class _Rows(torch.autograd.Function):
 
 def _lanes(logits: torch.Tensor) -> int:
     """The number of lanes of torch's vectors if C gives torch's bits for these logits, else 0."""
-    if logits.dtype is not torch.float32 or not logits.is_contiguous() or not _c_agrees():
+    is_fp32 = logits.dtype is torch.float32 and logits.device.type == "cpu"
+    if not is_fp32 or not logits.is_contiguous() or not _c_agrees():
         return 0
     return _core.loss_lanes(torch.backends.cpu.get_cpu_capability(), logits.shape[1])
 
@@ -285,6 +306,7 @@ def _forward_by_operators(
         picked[begin:end] = log_softmax.gather(1, classes[begin:end, None])[:, 0]
         if sums is not None:
             sums[begin:end] = log_softmax.sum(1)
+        del log_softmax  # before the next chunk's is allocated
     return picked, sums
 
 
@@ -303,6 +325,7 @@ def _backward_by_operators(
         if by_sum is not None:
             by_row.add_(by_sum[begin:end, None])
         torch._log_softmax_backward_data(by_row, log_softmax, 1, logits.dtype, out=gradient[begin:end])
+        del log_softmax, by_row  # before the next chunk's are allocated
 
 
 # ---- owners of the memory -----------------------------------------------------------------------
@@ -312,7 +335,9 @@ def _is_sole_owner(ctx: Any) -> bool:
     """Whether only the context's tensor holds its memory, so that it may be overwritten."""
     if not hasattr(torch._C, "_storage_Use_Count"):
         return False
-    return ctx.logits.is_contiguous() and _holders(ctx.logits) == _holders(torch.empty(1))
+    logits = ctx.logits
+    is_aligned = logits.device.type == "cpu" or logits.data_ptr() % 16 == 0  # as torch's gradient is
+    return logits.is_contiguous() and is_aligned and _holders(logits) == _holders(torch.empty(1, device="cpu"))
 
 
 def _holders(tensor: torch.Tensor) -> tuple[int, int]:
@@ -329,5 +354,6 @@ def keeps_graph() -> bool:
 
 def _chunks(logits: torch.Tensor) -> list[tuple[int, int]]:
     rows, vocabulary = logits.shape
-    size = _core.loss_chunk_rows(rows, vocabulary, logits.element_size(), torch.get_num_threads())
+    on_device = logits.device.type != "cpu"
+    size = _core.loss_chunk_rows(rows, vocabulary, logits.element_size(), torch.get_num_threads(), on_device)
     return [(begin, min(begin + size, rows)) for begin in range(0, rows, size)]

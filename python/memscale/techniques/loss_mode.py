@@ -18,6 +18,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ..base.modes import leave
 from .lazy_logits import LazyLogits, can_defer, deferred, keeps_rows, with_values
+from .loss_head import is_supported
 
 __all__ = ["CrossEntropy", "LossMode", "chunked_head", "exact_head", "marking"]
 
@@ -50,7 +51,8 @@ class LossMode(TorchFunctionMode):
     """Passes cross entropies over rows with class labels to `compute`, while the mode is on.
 
     It acts on one thread, from `start()` to `stop()`; other modes may begin and end in between. torch
-    computes cross entropies with class weights, with probabilities as labels or with more dimensions.
+    computes cross entropies with class weights, with probabilities as labels or with more dimensions, and on a GPU
+    those that `is_supported` excludes.
     """
 
     def __init__(self, compute: Callable[[CrossEntropy], torch.Tensor]) -> None:
@@ -86,6 +88,8 @@ def _rows_of(args: tuple[Any, ...], kwargs: dict[str, Any], kinds: tuple[type, .
     if any(given.get(name) is not None for name in ("weight", "size_average", "reduce")):
         return None
     if not logits.is_floating_point() or not logits.requires_grad or not torch.is_grad_enabled():
+        return None
+    if not is_supported(logits, given.get("label_smoothing", 0.0)):
         return None
     return CrossEntropy(
         logits,

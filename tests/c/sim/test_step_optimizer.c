@@ -13,6 +13,7 @@ enum { LAYERS = 6, NODES = LAYERS + 2 };
 #define STATE (80 * MIB)
 #define GRADIENT (100 * MIB)
 static const uint32_t disk_bit = 1u << MS_STEP_STATE_ON_DISK;
+static const uint32_t host_bit = 1u << MS_STEP_STATE_ON_HOST;
 static const uint32_t release_bit = 1u << MS_STEP_GRADIENT_RELEASE;
 static const uint8_t keep[NODES];
 
@@ -67,6 +68,63 @@ static void state_on_disk_frees_the_state_and_takes_disk_time(void **state)
                     STATE - MS__STREAM_BUFFER_BYTES + 4 * MIB);
     assert_int_equal(with.step_ns - without.step_ns, 2 * STATE); /* 1 GB/s each way */
     assert_int_equal(with.tier_peak_bytes[1] + with.tier_peak_bytes[2], STATE + MS__STREAM_BUFFER_BYTES);
+}
+
+/* A GPU with links of 1 and 2 GB/s. */
+static void train_on_a_gpu(fixture *f, uint32_t copy_engines)
+{
+    f->hardware->device = 0;
+    f->hardware->gpu_count = 1;
+    f->hardware->gpu[0] = (ms_gpu){.total_bytes = 64000 * MIB,
+                                   .copy_engines = copy_engines,
+                                   .matmul_flops_per_s = 1000000000,
+                                   .stream_bytes_per_s = UINT64_C(1000000000000),
+                                   .to_host_bytes_per_s = 1000000000,
+                                   .from_host_bytes_per_s = 2000000000};
+}
+
+static void state_in_host_memory_frees_the_card_and_takes_the_links_time(void **state)
+{
+    fixture *f = *state;
+    for (uint32_t engines = 1; engines <= 2; engines++) {
+        train_on_a_gpu(f, engines);
+        ms_replay without = fixture_simulate(f, keep, 0), with = fixture_simulate(f, keep, host_bit);
+        assert_in_range(without.peak_live_bytes - with.peak_live_bytes, STATE - MS__HOST_STREAM_BYTES,
+                        STATE - MS__HOST_STREAM_BYTES + 4 * MIB);
+        uint64_t both_ns = STATE + STATE / 2, longer_ns = STATE; /* one engine moves both ways by turns */
+        uint64_t added_ns = with.step_ns - without.step_ns;
+        assert_in_range(added_ns, (engines == 1 ? both_ns : longer_ns) - 1000000, engines == 1 ? both_ns : longer_ns);
+        assert_int_equal(with.tier_peak_bytes[1] + with.tier_peak_bytes[2], STATE);
+    }
+}
+
+static void the_cards_buffers_equal_the_updates(void **state)
+{
+    (void)state;
+    uint64_t buffers = (uint64_t)MS_OPTIMIZER_HOST_BUFFERS * MS_OPTIMIZER_HOST_BUFFER_BYTES;
+    assert_int_equal(MS__HOST_STREAM_BYTES, buffers + MS_OPTIMIZER_HOST_BUFFER_BYTES);
+    for (uint32_t arrays = 2; arrays <= 3; arrays++) {
+        uint64_t elements = ms_optimizer_host_elements(arrays, 4);
+        assert_true(elements * arrays * 4 <= MS_OPTIMIZER_HOST_BUFFER_BYTES && elements % 512 == 0);
+        assert_true((elements + 512) * arrays * 4 > MS_OPTIMIZER_HOST_BUFFER_BYTES);
+    }
+}
+
+static void rules_of_state_in_host_memory(void **state)
+{
+    fixture *f = *state;
+    assert_int_equal(rule_of(f, MS_STEP_STATE_ON_HOST), MS_RULE_HOST_IS_DEVICE);
+    train_on_a_gpu(f, 2);
+    assert_int_equal(rule_of(f, MS_STEP_STATE_ON_HOST), MS_RULE_PRESSURE);
+    assert_int_equal(rule_of(f, MS_STEP_GRADIENT_RELEASE), MS_RULE_PRESSURE);
+    f->config.max_cpu_offload_bytes = STATE - 1;
+    assert_int_equal(rule_of(f, MS_STEP_STATE_ON_HOST), MS_RULE_HOST_CAP);
+    f->config.enable_offloading = false;
+    assert_int_equal(rule_of(f, MS_STEP_STATE_ON_HOST), MS_RULE_FLAG_OFF);
+    f->config.mode = MS_MODE_CONSERVATIVE;
+    assert_int_equal(rule_of(f, MS_STEP_STATE_ON_HOST), MS_RULE_MODE);
+    f->graph->loop.optimizer_stream_bytes = 0;
+    assert_int_equal(rule_of(f, MS_STEP_STATE_ON_HOST), MS_RULE_OTHER_OPTIMIZER);
 }
 
 static void part_of_the_state_may_stay(void **state)
@@ -137,7 +195,6 @@ static void rules_name_the_reason(void **state)
     assert_int_equal(rule_of(f, MS_STEP_GRADIENT_RELEASE), MS_RULE_OTHER_OPTIMIZER);
     f->hardware->device = 0;
     assert_int_equal(rule_of(f, MS_STEP_STATE_ON_DISK), MS_RULE_HOST_ONLY);
-    assert_int_equal(rule_of(f, MS_STEP_GRADIENT_RELEASE), MS_RULE_HOST_ONLY);
 }
 
 static void the_optimizers_abilities_survive_the_round_trip(void **state)
@@ -283,6 +340,9 @@ int main(void)
 #define TEST(body) cmocka_unit_test_setup_teardown(body, set_up, tear_down)
     const struct CMUnitTest tests[] = {
         TEST(state_on_disk_frees_the_state_and_takes_disk_time),
+        TEST(state_in_host_memory_frees_the_card_and_takes_the_links_time),
+        TEST(the_cards_buffers_equal_the_updates),
+        TEST(rules_of_state_in_host_memory),
         TEST(part_of_the_state_may_stay),
         TEST(gradient_release_keeps_one_layers_gradients_at_a_time),
         TEST(with_both_options_the_buffers_are_live_in_backward),

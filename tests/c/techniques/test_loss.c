@@ -293,9 +293,26 @@ static void chunks_are_small_and_never_short(void **state)
     assert_int_equal(ms_loss_chunk_rows(10, 0, 4, 1), 10);
 }
 
+static void chunks_on_a_gpu_keep_rows_aligned(void **state)
+{
+    (void)state;
+    const uint64_t vocabularies[] = {1, 7, 50257, 128256, 20000000};
+    for (size_t v = 0; v < sizeof vocabularies / sizeof vocabularies[0]; v++) {
+        for (uint64_t tokens = 1; tokens < 3000; tokens += tokens < 300 ? 1 : 37) {
+            uint64_t rows = ms_loss_device_chunk_rows(tokens, vocabularies[v], 2, 16);
+            assert_true(rows == tokens || (rows % 8 == 0 && rows >= 16 && rows < tokens));
+            uint64_t last = tokens % rows;
+            assert_true(last == 0 || last >= 16);
+        }
+    }
+    assert_int_equal(ms_loss_device_chunk_rows(8192, 50257, 4, 1), 120); /* of 125 in 24 MiB */
+    assert_int_equal(ms_loss_device_chunk_rows(0, 0, 0, 0), 1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(chunks_on_a_gpu_keep_rows_aligned),
         cmocka_unit_test(kernels_have_the_bits_of_the_plain_ones),
         cmocka_unit_test(exponential_and_logarithm_are_within_one_ulp),
         cmocka_unit_test(the_largest_logit_is_found),

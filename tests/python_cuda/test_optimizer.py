@@ -1,0 +1,373 @@
+"""memscale.optim on a GPU: state in host memory and gradient release give the bits of torch's AdamW on the card, by
+the user's choice and by a plan's."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+
+import pytest
+import torch
+from cuda_support import scheduled
+from test_promises import waits
+from torch import nn
+
+import memscale
+from memscale import _core
+from memscale.errors import IntegrationError
+from memscale.optim import AdamW
+
+MB = 2**20
+
+
+def model_of(width: int = 640, layers: int = 4, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """Its states fill several buffers of 4096 elements; the biases are too small to be moved."""
+    torch.manual_seed(0)
+    made = [nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(layers)]
+    return nn.Sequential(*made).to("cuda", dtype)
+
+
+def gradients(model: nn.Module, seed: int) -> None:
+    torch.manual_seed(seed)
+    first = next(model.parameters())
+    x = torch.randn(8, first.shape[1], device="cuda", dtype=first.dtype)
+    model(x).square().mean().backward()
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 4, first: int = 0) -> None:
+    for seed in range(first, first + steps):
+        gradients(model, seed)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def values_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """Copies of parameters and states, on the host."""
+    found = {name: p.detach().cpu() for name, p in model.named_parameters()}
+    for index, values in optimizer.state_dict()["state"].items():
+        found |= {f"{index} {name}": value.detach().cpu().clone() for name, value in values.items()}
+    return found
+
+
+def assert_equal(expected, found) -> None:
+    """Parameters and states of two pairs of model and optimizer, or of their `values_of`."""
+    first, second = (pair if isinstance(pair, dict) else values_of(*pair) for pair in (expected, found))
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        assert torch.equal(value, second[name]), name
+
+
+@pytest.fixture
+def small_buffers(monkeypatch):
+    """Buffers of a few thousand elements, so that parameters are cut and share buffers."""
+    monkeypatch.setattr(_core, "optimizer_host_elements", lambda arrays, item_bytes: 70_000)
+
+
+OPTIONS = {
+    "plain": {},
+    "amsgrad": {"amsgrad": True},
+    "maximize": {"maximize": True, "weight_decay": 0.1},
+    "loop": {"foreach": False},
+    "foreach": {"foreach": True, "betas": (0.8, 0.99)},
+}
+
+
+@pytest.mark.usefixtures("small_buffers")
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_state_in_host_memory_has_torchs_bits(options, dtype):
+    plain, model = model_of(dtype=dtype), model_of(dtype=dtype)
+    reference = torch.optim.AdamW(plain.parameters(), lr=1e-2, **options)
+    optimizer = AdamW(model.parameters(), lr=1e-2, state="host", **options)
+    with scheduled(1):
+        train(plain, reference)
+    with scheduled(2):
+        train(model, optimizer)
+    assert_equal((plain, reference), (model, optimizer))
+    assert list(optimizer.state[model[0][0].weight]) == ["step"]
+    assert optimizer.state_dict()["state"][0]["exp_avg"].device.type == "cpu"
+
+
+@pytest.mark.usefixtures("small_buffers")
+def test_schedules_change_no_bit():
+    plain = model_of()
+    reference = torch.optim.AdamW(plain.parameters(), lr=1e-2)
+    train(plain, reference)
+    for seed in range(20):
+        model = model_of()
+        optimizer = AdamW(model.parameters(), lr=1e-2, state="host")
+        with scheduled(seed):
+            train(model, optimizer)
+            assert_equal((plain, reference), (model, optimizer))
+
+
+def test_groups_layouts_and_missing_gradients(small_buffers):
+    def make(kind, **options):
+        torch.manual_seed(0)
+        conv = nn.Conv2d(64, 64, 3).to("cuda", memory_format=torch.channels_last)
+        wide, unused = nn.Linear(300, 300).to("cuda"), nn.Linear(300, 300).to("cuda")
+        model = nn.ModuleList([conv, wide, unused])
+        groups = [{"params": conv.parameters(), "lr": 1e-2}, {"params": [*wide.parameters(), *unused.parameters()]}]
+        return model, kind(groups, lr=1e-3, weight_decay=0.1, **options)
+
+    def run(model, optimizer):
+        for seed in range(3):
+            torch.manual_seed(seed)
+            x = torch.randn(2, 64, 8, 8, device="cuda")
+            loss = model[0](x).square().mean() + model[1](torch.randn(4, 300, device="cuda")).square().mean()
+            if seed == 2:
+                loss = loss + model[2](torch.randn(4, 300, device="cuda")).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return model, optimizer
+
+    assert_equal(run(*make(torch.optim.AdamW)), run(*make(AdamW, state="host")))
+
+
+def test_the_card_holds_only_the_buffers():
+    model = model_of(2048, 4)
+    optimizer = AdamW(model.parameters(), state="host")
+    gradients(model, 0)
+    begun = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    optimizer.step()
+    peak, after = torch.cuda.max_memory_allocated() - begun, torch.cuda.memory_allocated() - begun
+    assert after < MB  # the states of biases
+    assert 48 * MB <= peak <= 65 * MB
+
+
+def test_the_host_does_not_wait_for_a_step(double):
+    model = model_of()
+    optimizer = AdamW(model.parameters(), state="host")
+    train(model, optimizer, 1)
+    gradients(model, 1)
+    torch.cuda.synchronize()
+    assert not waits(double, optimizer.step)
+
+
+def test_an_exported_state_has_the_next_steps_values():
+    model = model_of()
+    optimizer = AdamW(model.parameters(), state="host")
+    train(model, optimizer, 1)
+    shown = optimizer.state_dict()["state"][0]["exp_avg"]
+    before = shown.clone()
+    with scheduled(3):
+        gradients(model, 1)
+        optimizer.step()
+        assert not torch.equal(before, shown)
+        assert torch.equal(shown, optimizer.state_dict()["state"][0]["exp_avg"])
+
+
+def test_checkpoints_go_to_torch_and_back():
+    plain, model = model_of(), model_of()
+    reference, optimizer = torch.optim.AdamW(plain.parameters()), AdamW(model.parameters(), state="host")
+    train(plain, reference, 2)
+    train(model, optimizer, 2)
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    saved = torch.load(file)
+    other = torch.optim.AdamW(model.parameters())
+    other.load_state_dict(saved)
+    again = AdamW(model.parameters(), state="host")
+    again.load_state_dict(other.state_dict())
+    train(plain, reference, 2, first=2)
+    train(model, again, 2, first=2)
+    assert_equal((plain, reference), (model, again))
+
+
+def test_a_copy_has_states_of_its_own():
+    model = model_of()
+    optimizer = AdamW(model.parameters(), state="host")
+    train(model, optimizer, 2)
+    twin_model, twin = copy.deepcopy((model, optimizer))
+    train(model, optimizer, 2, first=2)
+    train(twin_model, twin, 2, first=2)
+    assert_equal((model, optimizer), (twin_model, twin))
+    assert twin._place.host is not None and len(twin._place.host) == 4
+
+
+def test_without_pinned_memory_the_bits_are_the_same(double):
+    plain, model = model_of(), model_of()
+    reference = torch.optim.AdamW(plain.parameters())
+    optimizer = AdamW(model.parameters(), state="host")
+    train(plain, reference)
+    double.fail("cuMemHostRegister_v2", 0, 2)
+    train(model, optimizer)
+    assert_equal((plain, reference), (model, optimizer))
+
+
+def test_pinned_memory_is_given_back():
+    model = model_of()
+    optimizer = AdamW(model.parameters(), state="host")
+    train(model, optimizer, 1)
+    host = optimizer._place.host
+    moment = host._moments[model[0][0].weight][0]
+    address, cudart = moment.data_ptr(), torch.cuda.cudart()
+    assert cudart.cudaHostRegister(address, moment.nbytes, 0) != 0  # it is registered already
+    del moment, host, optimizer
+    gc.collect()
+    assert cudart.cudaHostUnregister(address) != 0  # it isn't any more
+
+
+def test_a_card_without_room_for_the_buffers_leaves_the_step_to_be_repeated():
+    gc.collect()
+    torch.cuda.empty_cache()
+    plain, model = model_of(), model_of()
+    reference, optimizer = torch.optim.AdamW(plain.parameters()), AdamW(model.parameters(), state="host")
+    train(plain, reference, 3)
+    train(model, optimizer, 2)
+    gradients(model, 2)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    total = torch.cuda.mem_get_info()[1]
+    torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
+    try:
+        with pytest.raises(torch.OutOfMemoryError):
+            optimizer.step()
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    assert_equal((plain, reference), (model, optimizer))
+
+
+def test_a_step_that_fails_in_its_middle_is_refused_from_then_on(monkeypatch):
+    from memscale.optim import host
+
+    model = model_of()
+    optimizer = AdamW(model.parameters(), state="host")
+    gradients(model, 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(host, "run_adamw", lambda *_: (_ for _ in ()).throw(RuntimeError("broken")))
+        with pytest.raises(RuntimeError, match="broken"):
+            optimizer.step()
+    for call in (optimizer.step, optimizer.finish_step):
+        with pytest.raises(IntegrationError, match="Load model and optimizer from a checkpoint"):
+            call()
+
+
+# ---- gradient release ------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("small_buffers")
+@pytest.mark.parametrize("state", ["memory", "host"])
+def test_released_gradients_give_torchs_bits(state):
+    plain, model = model_of(), model_of()
+    reference = torch.optim.AdamW(plain.parameters(), lr=1e-2)
+    optimizer = AdamW(model.parameters(), lr=1e-2, state=state, release_gradients=True)
+    with scheduled(5):
+        train(plain, reference)
+    with scheduled(6):
+        for seed in range(4):
+            gradients(model, seed)
+            assert all(p.grad is None for p in model.parameters())
+            optimizer.step()
+    assert_equal((plain, reference), (model, optimizer))
+
+
+def test_a_state_is_not_read_in_the_middle_of_a_step():
+    model = model_of()
+    optimizer = AdamW(model.parameters(), state="host", release_gradients=True)
+    gradients(model, 0)
+    with pytest.raises(IntegrationError, match="before you read the state"):
+        optimizer.state_dict()
+    optimizer.step()
+    optimizer.state_dict()
+
+
+def test_released_gradients_under_a_scaler_and_accumulation():
+    plain, model = model_of(), model_of()
+    reference = torch.optim.AdamW(plain.parameters(), lr=1e-2)
+    optimizer = AdamW(model.parameters(), lr=1e-2, release_gradients=True)
+    gradients(plain, 0)
+    gradients(plain, 1)
+    reference.step()
+    with optimizer.accumulate():
+        gradients(model, 0)
+    gradients(model, 1)
+    optimizer.step()
+    assert_equal((plain, reference), (model, optimizer))
+    gradients(model, 2)
+    with pytest.raises(IntegrationError, match="clipped"):
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+
+# ---- chosen by a plan ------------------------------------------------------------------------------------
+
+
+def wide_model() -> nn.Module:
+    """64 MiB of parameters, 128 MiB of state and few activations."""
+    return model_of(2048, 4)
+
+
+def planned(mode: str, budget_mb: float | None):
+    """Trains under a plan; returns model, optimizer and executor, and the peak."""
+    model = wide_model()
+    config = memscale.Config(
+        force_optimize=budget_mb is None,
+        memory_budget_gb=None if budget_mb is None else budget_mb / 1000,
+        mode=mode,
+        enable_logging=False,
+    )
+    model, optimizer = memscale.apply_all_optimizations(model, AdamW(model.parameters(), lr=1e-2), config)
+    torch.cuda.reset_peak_memory_stats()
+    train(model, optimizer, 4)
+    return model, optimizer, model._memscale_executor, torch.cuda.max_memory_allocated()
+
+
+@pytest.fixture
+def expected():
+    """The values of torch's AdamW after four and five steps, and the run's peak. Nothing of it stays on the card."""
+    plain = wide_model()
+    reference = torch.optim.AdamW(plain.parameters(), lr=1e-2)
+    torch.cuda.reset_peak_memory_stats()
+    train(plain, reference, 4)
+    peak, four = torch.cuda.max_memory_allocated(), values_of(plain, reference)
+    train(plain, reference, 1, first=4)
+    return four, values_of(plain, reference), peak
+
+
+def test_a_plan_moves_state_to_host_memory_and_detach_takes_it_back(expected):
+    four, five, unmodified = expected
+    base = 2 * 64 * MB  # parameters and gradients stay
+    budget_mb = (base + 100 * MB) / 1e6
+    model, optimizer, executor, peak = planned("balanced", budget_mb)
+    option = executor.plan.step_options["state_on_host"]
+    assert option["chosen"] and option["saved_bytes"] > 0
+    assert "state_on_host is on" in executor.plan.explain()
+    assert list(optimizer.state[model[0][0].weight]) == ["step"]
+    assert peak <= budget_mb * 1e6 < unmodified
+    assert 0.92 * peak <= executor.plan.predicted_peak_bytes <= 1.08 * peak
+    memscale.detach(model)
+    assert optimizer.state[model[0][0].weight]["exp_avg"].is_cuda
+    assert_equal(four, (model, optimizer))
+    train(model, optimizer, 1, first=4)
+    assert_equal(five, (model, optimizer))
+
+
+def test_a_plan_releases_gradients_too(expected):
+    four, _, _ = expected
+    model, optimizer, executor, _ = planned("aggressive", None)
+    chosen = {name for name, option in executor.plan.step_options.items() if option["chosen"]}
+    assert chosen >= {"state_on_host", "gradient_release"}, executor.plan.explain()
+    memscale.detach(model)
+    assert_equal(four, (model, optimizer))
+
+
+def test_rules_say_why_state_stays_on_the_card():
+    model = wide_model()
+    for settings, optimizer, rule in (
+        ({"mode": "conservative"}, AdamW(model.parameters()), "mode"),
+        ({"enable_offloading": False}, AdamW(model.parameters()), "flag_off"),
+        ({"max_cpu_offload_gb": 0.01}, AdamW(model.parameters()), "host_cap"),
+        ({}, torch.optim.AdamW(model.parameters()), "other_optimizer"),
+        ({}, AdamW(model.parameters(), fused=True), "other_optimizer"),
+        ({}, AdamW(model.parameters(), state="host"), "other_optimizer"),
+    ):
+        config = memscale.Config(force_optimize=True, enable_logging=False, **settings)
+        with memscale.optimize(model, optimizer, config) as executor:
+            train(model, optimizer, 1)
+            assert executor.plan.step_options["state_on_host"]["rule"] == rule

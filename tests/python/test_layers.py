@@ -114,6 +114,17 @@ class Scaled(Forwarding):
         self.first, self.second = nn.Linear(size, size), nn.Linear(size, size)
 
 
+class UNet(Forwarding):
+    """Blocks of several sizes beside a small list of leaves."""
+
+    def __init__(self):
+        super().__init__()
+        self.time = nn.Sequential(nn.Linear(1, 4), nn.SiLU(), nn.Linear(4, 8))
+        self.act = nn.ReLU()
+        self.down, self.middle, self.up = Scaled(8), Scaled(16), Scaled(12)
+        self.out = nn.Linear(12, 3)
+
+
 def names(model):
     return [name for name, _ in find_layers(model)]
 
@@ -129,6 +140,7 @@ def names(model):
         (RecurrentStack, ["layers.0", "layers.1", "layers.2"]),
         (Convolutions, ["features.0", "features.1", "features.2", "classifier.0", "classifier.1", "classifier.2"]),
         (BlocksAndHead, ["blocks.0", "blocks.1", "blocks.2"]),
+        (UNet, ["time", "down", "middle", "up", "out"]),
         (Stages, [f"stages.{stage}.{block}" for stage in range(4) for block in range(2)]),
         (lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)), ["0", "1", "2"]),
         (lambda: nn.ModuleList([BlocksAndHead()]), ["0.blocks.0", "0.blocks.1", "0.blocks.2"]),

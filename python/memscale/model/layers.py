@@ -17,7 +17,8 @@ How layers are found
       larger was found. Beside transformer blocks they are part of the root's own work; in a plain
       perceptron they are the layers.
 
-    Without any container, the root's direct children that have parameters are taken.
+    Without any container, the root's direct children that have parameters are taken. So they are if only leaves that
+    hold less than half of the parameters were found, such as the time embedding of a U-Net whose blocks differ in size.
 """
 
 from __future__ import annotations
@@ -55,12 +56,8 @@ def find_layers(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
         if len(opened) == len(layers):
             break
         layers = opened
-    if not layers:
-        layers = [
-            (name, child)
-            for name, child in _children("", model)
-            if _is_callable(child) and any(True for _ in child.parameters())
-        ]
+    if not layers or _are_small_leaves(layers, model):
+        layers = _with_parameters(_children("", model)) or layers
     return _unique(layers)
 
 
@@ -159,6 +156,16 @@ def _alike(layers: list[Named]) -> bool:
         kind = type(original_of(layer))
         classes[kind] = classes.get(kind, 0) + 1
     return 2 * max(classes.values()) > len(layers)
+
+
+def _with_parameters(children: list[Named]) -> list[Named]:
+    return [pair for pair in children if _is_callable(pair[1]) and any(True for _ in pair[1].parameters())]
+
+
+def _are_small_leaves(layers: list[Named], model: torch.nn.Module) -> bool:
+    """Whether these are leaves that hold less than half of the model's parameters."""
+    held = sum(_parameter_count(layer) for _, layer in layers)
+    return not any(_is_composite(layer) for _, layer in layers) and 2 * held < _parameter_count(model)
 
 
 def _parameter_count(module: torch.nn.Module) -> int:

@@ -1,5 +1,5 @@
 """bench/gpu on the double: every wrapped variant finishes and has the unmodified bits. (Its messages and its page are
-tested in tests/python/test_gpu_bench.py. Budgets are infeasible here: a small model needs less than a plan's reserve.)"""
+tested in tests/python/test_gpu_bench.py. No plan fits the budgets here: a plan's reserve exceeds a small model.)"""
 
 from __future__ import annotations
 

@@ -23,11 +23,18 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import gpu_models as models
 
-# Settings of the wrapped runs. A number is a budget, as a share of the unmodified run's peak.
+# Settings of the wrapped runs. A share is a budget, of the unmodified run's peak. A state is the place of that of
+# memscale's AdamW; without one the optimizer is torch's.
 WRAPPED: dict[str, dict[str, Any]] = {
     "offload": {"force_optimize": True, "enable_checkpointing": False},
     "offload, waited for": {"force_optimize": True, "enable_checkpointing": False, "async_offload": False},
     "recompute": {"force_optimize": True, "enable_offloading": False},
+    "state in host memory": {
+        "force_optimize": True,
+        "enable_checkpointing": False,
+        "enable_offloading": False,
+        "state": "host",
+    },
     "75%": {"share": 0.75},
     "50%": {"share": 0.5},
     "35%": {"share": 0.35},
@@ -39,7 +46,7 @@ MEDIAN_ERROR, WORST_ERROR, OFFLOAD_RATIO = 0.03, 0.08, 1.05
 STEPS, WARM_STEPS = 6, 3
 LIMIT_S = 540
 LARGE_SHARE = 0.5  # of the time, for the large model
-DIGEST_PIECE = 1 << 20  # numbers that are hashed at a time: 24 MB of temporaries
+DIGEST_PIECE, SMALL_DIGEST_PIECE = 1 << 20, 1 << 14  # numbers that are hashed at a time: 24 MB of temporaries
 COPY_BYTES, SMALL_COPY_BYTES = 256 << 20, 1 << 20
 
 
@@ -117,14 +124,20 @@ def train(model: Any, batch: dict[str, Any], variant: str, plain_peak_bytes: int
     share = settings.pop("share", None)
     budget_bytes = None if share is None else int(share * plain_peak_bytes)
     context = other_way(variant, model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     if variant in WRAPPED:
         import memscale
 
+        state = settings.pop("state", None)
         if budget_bytes is not None:
             settings["memory_budget_gb"] = budget_bytes / 1e9
-        memscale.wrap(model, memscale.Config(enable_logging=False, **settings))
+        config = memscale.Config(enable_logging=False, **settings)
+        if state is None:
+            memscale.wrap(model, config)
+        else:
+            optimizer = memscale.optim.AdamW(model.parameters(), lr=1e-4, state=state)
+            memscale.apply_all_optimizations(model, optimizer, config)
     torch.cuda.reset_peak_memory_stats()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     digests: list[str] = []
     times: list[float] = []
     peaks: list[int] = []
@@ -185,6 +198,9 @@ def runs_of(name: str, is_small: bool, tell: Any) -> None:
 
     import torch
 
+    global DIGEST_PIECE
+    if is_small:
+        DIGEST_PIECE = SMALL_DIGEST_PIECE  # of a small model's peak, the temporaries would be most
     torch.use_deterministic_algorithms(True, warn_only=True)
     made, batch = models.make(name, is_small)  # on the host: random weights of a large model take seconds
     plain: dict[str, Any] = {}

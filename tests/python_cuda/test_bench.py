@@ -1,0 +1,32 @@
+"""bench/gpu on the double: every wrapped variant finishes and has the unmodified bits. (Its messages and its page are
+tested in tests/python/test_gpu_bench.py. No plan fits the budgets here: a plan's reserve exceeds a small model.)"""
+
+from __future__ import annotations
+
+import importlib.util
+import pathlib
+
+import torch
+
+_FILE = pathlib.Path(__file__).resolve().parents[2] / "bench" / "gpu" / "offload.py"
+_spec = importlib.util.spec_from_file_location("gpu_bench", _FILE)
+assert _spec is not None and _spec.loader is not None
+bench = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(bench)
+
+
+def test_every_wrapped_variant_finishes_within_its_goals(monkeypatch):
+    told = []
+    monkeypatch.setattr(bench, "variants_of", lambda _: ["unmodified", "unmodified again", *bench.WRAPPED])
+    monkeypatch.setattr(bench, "DIGEST_PIECE", bench.DIGEST_PIECE)  # which small runs set
+    try:
+        bench.runs_of("gpt2", True, told.append)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    runs = bench.compared(told)
+    assert runs.keys() >= bench.WRAPPED.keys()
+    assert bench.misses_of("gpt2", runs) == []
+    for variant in ("offload", "offload, waited for", "recompute", "state in host memory"):
+        assert runs[variant].get("same"), runs[variant]
+    assert runs["offload"]["counters"]["offloaded_bytes"] > 0
+    assert runs["recompute"]["counters"]["recomputed_layers"] > 0

@@ -125,6 +125,15 @@ class UNet(Forwarding):
         self.out = nn.Linear(12, 3)
 
 
+class SmallBody(Forwarding):
+    """Leaves before a large head, which the loss needs in the root's own work."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+        self.head = nn.Linear(8, 300)
+
+
 def names(model):
     return [name for name, _ in find_layers(model)]
 
@@ -140,6 +149,7 @@ def names(model):
         (RecurrentStack, ["layers.0", "layers.1", "layers.2"]),
         (Convolutions, ["features.0", "features.1", "features.2", "classifier.0", "classifier.1", "classifier.2"]),
         (BlocksAndHead, ["blocks.0", "blocks.1", "blocks.2"]),
+        (SmallBody, ["body.0", "body.1"]),
         (UNet, ["time", "down", "middle", "up", "out"]),
         (Stages, [f"stages.{stage}.{block}" for stage in range(4) for block in range(2)]),
         (lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)), ["0", "1", "2"]),

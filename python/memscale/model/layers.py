@@ -18,7 +18,8 @@ How layers are found
       perceptron they are the layers.
 
     Without any container, the root's direct children that have parameters are taken. So they are if only leaves that
-    hold less than half of the parameters were found, such as the time embedding of a U-Net whose blocks differ in size.
+    hold less than half of the parameters were found, and blocks are beside them: the time embedding of a U-Net whose
+    blocks differ in size.
 """
 
 from __future__ import annotations
@@ -56,8 +57,9 @@ def find_layers(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
         if len(opened) == len(layers):
             break
         layers = opened
-    if not layers or _are_small_leaves(layers, model):
-        layers = _with_parameters(_children("", model)) or layers
+    children = _with_parameters(_children("", model))
+    if not layers or (_are_small_leaves(layers, model) and _has_other_blocks(layers, children)):
+        layers = children
     return _unique(layers)
 
 
@@ -166,6 +168,14 @@ def _are_small_leaves(layers: list[Named], model: torch.nn.Module) -> bool:
     """Whether these are leaves that hold less than half of the model's parameters."""
     held = sum(_parameter_count(layer) for _, layer in layers)
     return not any(_is_composite(layer) for _, layer in layers) and 2 * held < _parameter_count(model)
+
+
+def _has_other_blocks(layers: list[Named], children: list[Named]) -> bool:
+    """Whether a child is a block that contains none of the layers."""
+    return any(
+        _is_composite(child) and not any(layer.startswith(f"{name}.") for layer, _ in layers)
+        for name, child in children
+    )
 
 
 def _parameter_count(module: torch.nn.Module) -> int:

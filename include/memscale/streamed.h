@@ -100,7 +100,7 @@ MS_API uint64_t ms_streamed_layers_least_bytes(const ms_streamed_layers *layers)
 MS_API void ms_streamed_layers_enter(ms_streamed_layers *layers, uint32_t number, bool in_backward);
 
 /* Drops the pages of all streamed blocks, also of kept ones: they come back when they are used. Kept blocks still count
- * as resident. */
+ * as resident. What was to be filled ahead is not filled any more. */
 MS_API void ms_streamed_drop(void);
 
 #ifdef __cplusplus

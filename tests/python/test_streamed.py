@@ -33,6 +33,8 @@ def run_case(name: str, mode: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_bits_are_equal_and_the_budget_is_kept(name: str) -> None:
+    if name == "adapters":
+        pytest.importorskip("peft")
     plain, streamed = run_case(name, "plain"), run_case(name, "streamed")
     assert streamed["digest"] == plain["digest"]
     assert streamed["peak_bytes"] <= streamed["budget_bytes"]

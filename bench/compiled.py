@@ -72,7 +72,7 @@ def _reset_peak() -> None:
 
 
 def _cpu_seconds() -> float:
-    """Of this process and of the compilers that it ran."""
+    """Processor time that this process and its compilers have taken."""
     used = os.times()
     return used.user + used.system + used.children_user + used.children_system
 

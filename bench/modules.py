@@ -8,14 +8,12 @@ four steps, each in a process that has run no step before. It prints, as Markdow
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
-import traceback
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from child import in_child
 from torch import nn
 
 import memscale
@@ -163,26 +161,6 @@ def _peak(make: Made, size: tuple[int, ...], budget_bytes: int) -> int:
     return int(_core.process_memory()["peak_rss_bytes"])
 
 
-def _in_child(make: Callable[[], Any]) -> Any:
-    """The result of `make`, called in a process whose memory holds no earlier case."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.close(reader)
-            with os.fdopen(writer, "w") as pipe:
-                json.dump(make(), pipe)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as pipe:
-        text = pipe.read()
-    os.waitpid(child, 0)
-    return json.loads(text) if text else None
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="only modules whose name contains this")
@@ -193,8 +171,8 @@ def main() -> int:
     for name, (make, size) in CASES.items():
         if options.only not in name:
             continue
-        budget = _in_child(lambda make=make, size=size: _smallest(make, size))
-        peak = _in_child(lambda make=make, size=size, budget=budget: _peak(make, size, budget)) if budget else None
+        budget = in_child(lambda make=make, size=size: _smallest(make, size))
+        peak = in_child(lambda make=make, size=size, budget=budget: _peak(make, size, budget)) if budget else None
         if budget is None or peak is None:
             print(f"| {name} | failed | | |", flush=True)
             failed += 1

@@ -1,4 +1,4 @@
-"""What memscale's Python spends around a layer that it recomputes, beside the layer's own operators.
+"""The processor time of memscale's Python around a recomputed layer, without the layer's own operators.
 
 `python bench/replays.py` prints, as Markdown, the medians of
 

@@ -12,14 +12,13 @@ another's. Figures are those of one thread.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
-import traceback
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from child import in_child
 from torch.nn import functional
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -27,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from memscale import _core
 
 _TOLERANCE_BYTES = 4_000_000
-"""Of a measurement: pages of library code and of the heap."""
+"""A measurement varies by this much, with pages of library code and of the heap."""
 
 _ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
 
@@ -295,29 +294,11 @@ def _measure(name: str) -> list[dict[str, Any]]:
 
 def _most(name: str) -> dict[str, Any]:
     """The operator of one case whose bytes exceed its bound most, else the one that took most."""
-    rows = _in_child(lambda: _measure(name))
+    rows = in_child(lambda: _measure(name))
+    if rows is None:
+        raise SystemExit(f"{name} could not be measured")
     over = [row for row in rows if row["took"] > row["bound"] + _TOLERANCE_BYTES]
     return max(over or rows, key=lambda row: row["took"] - (row["bound"] if over else 0))
-
-
-def _in_child(make: Callable[[], Any]) -> Any:
-    """The result of `make`, called in a process whose memory holds no earlier case."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.close(reader)
-            with os.fdopen(writer, "w") as pipe:
-                json.dump(make(), pipe)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as pipe:
-        text = pipe.read()
-    os.waitpid(child, 0)
-    return json.loads(text)
 
 
 def main() -> int:

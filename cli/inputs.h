@@ -29,9 +29,9 @@ int cli_load_config(const char *command, const char *path, const char *budget, m
 /* Puts a card of the catalogue into the machine. Returns CLI_OK, or the exit status after a message about `option`. */
 int cli_use_card(const char *command, const char *option, const char *card, ms_hardware *hardware);
 
-/* Loads the machine saved in the file `named`. If there is no such file, `named` is a card of the catalogue, put into
- * this machine. If `named` is NULL, it is this machine. Returns CLI_OK, or the exit status after a message. The caller
- * frees *hardware in any case. */
+/* Loads a machine: the one that the file `named` describes; if no such file exists, this machine with the catalogue's
+ * card `named`; if `named` is NULL, this machine. Returns CLI_OK, or the exit status after a message. The caller frees
+ * *hardware in any case. */
 int cli_load_hardware(const char *command, const char *named, ms_hardware **hardware);
 
 #endif

@@ -34,9 +34,9 @@ static uint64_t gradient_bytes_of(const ms_graph *graph, uint32_t node)
     uint64_t bytes = 0;
     const ms_node *layer = &graph->nodes[node];
     for (uint32_t i = 0; i < graph->profiles[layer->profile].external_count; i++) {
-        const ms_storage *storage = &graph->storages[layer->externals[i]];
-        if (storage->role == MS_STORAGE_GRADIENT && storage->first_node == node) {
-            bytes = ms__add_sat(bytes, storage->bytes);
+        uint32_t storage = layer->externals[i];
+        if (is_gradient(graph, storage) && graph->storages[storage].first_node == node) {
+            bytes = ms__add_sat(bytes, graph->storages[storage].bytes);
         }
     }
     return bytes;

@@ -85,9 +85,9 @@ tree_digest() {
         LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum | cut -d ' ' -f 1)
 }
 
-# Builds the folder build/$1 with the meson options that follow. If the options have
-# changed since the last time, it starts from an empty folder.
-meson_build() {
+# Makes the folder build/$1 with the meson options that follow. If the options have changed since the last time, it
+# starts from an empty folder.
+meson_setup() {
     local folder=$ROOT/build/$1
     shift
     if [ ! -f "$folder/build.ninja" ] || [ "$(cat "$folder/.options" 2>/dev/null)" != "$*" ]; then
@@ -95,7 +95,67 @@ meson_build() {
         quietly meson setup "$folder" "$ROOT" "$@"
         printf '%s\n' "$*" >"$folder/.options"
     fi
-    quietly ninja -C "$folder" -j "$JOBS"
+}
+
+# The same, and builds everything in it.
+meson_build() {
+    meson_setup "$@"
+    quietly ninja -C "$ROOT/build/$1" -j "$JOBS"
+}
+
+# Builds what the tests of the folder build/$1 need that the further arguments choose, and runs these tests. Time limits
+# are for hangs, so they are long enough for a busy machine. Tests of the offload engine wait for the disk and for each
+# other for most of their time, so twice as many run at once as there are processors.
+meson_tests() {
+    local folder=$ROOT/build/$1
+    shift
+    meson test -C "$folder" --print-errorlogs --timeout-multiplier 6 --num-processes "$((2 * JOBS))" "$@"
+}
+
+# The folders of the C tests: plain with the double of torch's CUDA, and two under sanitizers, for which -O2 would take
+# half as long again to compile.
+setup_plain() {
+    meson_setup test -Dpython=disabled -Dserver=disabled -Dwerror=true -Dtorch_double=auto
+}
+
+setup_asan() {
+    local server=disabled
+    server_libraries && server=enabled
+    meson_setup asan -Db_sanitize=address,undefined -Doptimization=1 -Dpython=disabled -Dserver=$server -Dwerror=true \
+        -Dshared=false -Db_lundef=false
+}
+
+setup_tsan() {
+    meson_setup tsan -Db_sanitize=thread -Doptimization=1 -Dpython=disabled -Dserver=disabled -Dshared=false \
+        -Db_lundef=false
+}
+
+# Prints the Debian packages that the server needs and that are missing.
+missing_server_packages() {
+    pkg-config --exists 'libmicrohttpd >= 0.9.71' 2>/dev/null || printf '%s ' libmicrohttpd-dev
+    pkg-config --exists 'sqlite3 >= 3.37' 2>/dev/null || printf '%s ' libsqlite3-dev
+    pkg-config --exists libsodium 2>/dev/null || printf '%s ' libsodium-dev
+}
+
+# True if the server can be built. Installs its libraries if it can; never ends the script, because only the server
+# needs them.
+server_libraries() {
+    local missing
+    missing=$(missing_server_packages)
+    [ -n "$missing" ] || return 0
+    # shellcheck disable=SC2086 # a list of words
+    (install_packages $missing) >&2 || true
+    [ -z "$(missing_server_packages)" ]
+}
+
+# Runs pytest in a folder without the sources, so that the installed package is tested. Threads of torch that wait sleep
+# instead of spinning: as many processes run as there are processors, and spinning took 40% of their time.
+run_pytest() {
+    mkdir -p "$ROOT/build/pytest"
+    (
+        cd "$ROOT/build/pytest"
+        OMP_WAIT_POLICY=passive python -m pytest -n auto --dist worksteal -c "$ROOT/pyproject.toml" --rootdir "$ROOT" "$@"
+    )
 }
 
 # Builds the wheel of the sources in $1 into $2. The bytes depend on the sources alone: times are the last commit's, or

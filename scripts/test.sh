@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs every test: structure, C (plain, under the address and undefined-behaviour sanitizers, threads under
-# the thread sanitizer), the program, the fuzz corpora, the CUDA path on a double, Python; and beside the C tests the
-# server, the site and the wheel. Stops at the first stage that fails.
+# the thread sanitizer), the program, the fuzz corpora, the CUDA path on a double, Python; and beside them the site, the
+# wheel and the server. Stops at the first stage that fails.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 
@@ -10,16 +10,6 @@ cd "$ROOT"
 
 # The rooms whose tests start threads of ours: only these run under the thread sanitizer.
 tsan_suites=(--suite base --suite hostmem --suite offload --suite techniques)
-sanitized=(-Dpython=disabled -Dshared=false -Db_lundef=false)
-
-run_meson_tests() {
-    local folder=$1
-    shift
-    # Time limits are for hangs, so they are long enough for a busy machine. Tests of the offload engine wait for the disk
-    # and for each other for most of their time, so twice as many run at once as there are processors.
-    meson test -C "build/$folder" --no-rebuild --print-errorlogs --timeout-multiplier 6 \
-        --num-processes "$((2 * $(nproc)))" "$@"
-}
 
 # Starts scripts, one after the other, beside the following stages; join_beside waits for them and prints their output.
 beside_pid=
@@ -48,25 +38,28 @@ if ! command -v c++ >/dev/null 2>&1 && command -v apt-get >/dev/null 2>&1 && [ "
     quietly apt-get install -y --no-install-recommends g++ || say "g++ could not be installed"
 fi
 
-# These mostly wait, or keep one processor busy.
-beside scripts/test_server.sh scripts/docs.sh scripts/wheel.sh
+setup_asan # installs packages, which only one script can do at a time
+# These keep one processor busy.
+beside scripts/docs.sh scripts/wheel.sh
 
 # The next stage replays the fuzz corpora.
 say "C tests, the program"
-meson_build test -Dpython=disabled -Dwerror=true -Dtorch_double=auto
-run_meson_tests test --no-suite fuzz
+setup_plain
+meson_tests test --no-suite fuzz
 
 say "C tests, the program, the fuzz corpora under the address and undefined-behaviour sanitizers"
-meson_build asan -Db_sanitize=address,undefined -Dwerror=true "${sanitized[@]}"
-run_meson_tests asan
-
-say "threads under the thread sanitizer"
-meson_build tsan -Db_sanitize=thread "${sanitized[@]}"
-run_meson_tests tsan "${tsan_suites[@]}"
-
+meson_tests asan --no-suite server
 join_beside
 
+# The server's tests wait for most of their time.
+beside scripts/test_server.sh
+
+say "threads under the thread sanitizer"
+setup_tsan
+meson_tests tsan "${tsan_suites[@]}"
+
 scripts/test_cuda.sh
+join_beside
 
 # Trainers that memscale runs under. Only tests need them, so building and the demo don't install them.
 wanted="$(tree_digest scripts/requirements-test.txt scripts/locked/requirements-test.txt) $(python -c 'import sys; print(sys.prefix)')"
@@ -90,8 +83,4 @@ fi
 export PATH="$PATH:$judge/usr/bin"
 
 say "Python tests"
-# Run in a folder without the sources, so that the installed package is tested.
-mkdir -p build/pytest
-cd build/pytest
-python -m pytest -n auto --dist worksteal --durations 15 -c "$ROOT/pyproject.toml" --rootdir "$ROOT" \
-    "$ROOT/tests/python" "$@"
+run_pytest --durations 15 "$ROOT/tests/python" "$@"

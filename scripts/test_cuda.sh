@@ -6,13 +6,12 @@ set -euo pipefail
 
 "$ROOT/scripts/build.sh"
 cd "$ROOT"
-meson_build test -Dpython=disabled -Dwerror=true -Dtorch_double=auto
+setup_plain
+quietly ninja -C build/test -j "$JOBS"
 if [ ! -e build/test/tests/torch_double/libtorch_double.so ]; then
     say "skipped: the CUDA path (it needs a C++ compiler, and torch 2.13 without CUDA)"
     exit 0
 fi
-mkdir -p build/pytest
-cd build/pytest
 say "the CUDA path on a double of torch's CUDA"
 # A test that hangs for two minutes prints where it hangs.
-python -m pytest -n auto --dist worksteal --durations 5 -o faulthandler_timeout=120 -c "$ROOT/pyproject.toml" --rootdir "$ROOT" "$ROOT/tests/python_cuda" "$@"
+run_pytest --durations 5 -o faulthandler_timeout=120 "$ROOT/tests/python_cuda" "$@"

@@ -19,7 +19,7 @@ import urllib.parse
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PROGRAM = os.environ.get("MEMSCALE_SERVER_PROGRAM", str(ROOT / "build" / "server" / "server" / "memscale-server"))
+PROGRAM = os.environ.get("MEMSCALE_SERVER_PROGRAM", str(ROOT / "build" / "asan" / "server" / "memscale-server"))
 PASSWORD = "correct horse battery"
 PATIENCE_S = 120.0
 

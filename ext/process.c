@@ -34,11 +34,11 @@ static PyObject *hardware_set_process(PyObject *module, PyObject *args)
     (void)module;
     const char *json, *name, *label;
     int index;
-    unsigned long long allocated_bytes, total_bytes, available_bytes;
+    unsigned long long allocated_bytes, total_bytes, available_bytes, state_bytes;
     ms_error err;
     ms_device_kind kind;
-    if (!PyArg_ParseTuple(args, "ssisKKK:hardware_set_process", &json, &name, &index, &label, &total_bytes,
-                          &available_bytes, &allocated_bytes) ||
+    if (!PyArg_ParseTuple(args, "ssisKKKK:hardware_set_process", &json, &name, &index, &label, &total_bytes,
+                          &available_bytes, &allocated_bytes, &state_bytes) ||
         ms_ext_check(ms_device_kind_named(name, &kind, &err), &err) != 0) {
         return NULL;
     }
@@ -56,6 +56,8 @@ static PyObject *hardware_set_process(PyObject *module, PyObject *args)
     if (rc == MS_OK) {
         rc = ms_hardware_set_process(hardware, is_host ? -1 : index, allocated_bytes, &err);
     }
+    ms_process *process = &hardware->process;
+    process->state_bytes = state_bytes < process->baseline_bytes ? state_bytes : process->baseline_bytes;
     return close_description(hardware, rc, &err);
 }
 
@@ -116,10 +118,11 @@ static PyObject *memory_beside_tensors(PyObject *module, PyObject *unused)
 static PyMethodDef methods[] = {
     MS_EXT_FUNCTION(
         "hardware_set_process", hardware_set_process, METH_VARARGS,
-        "hardware, kind, index, name, total_bytes, available_bytes, allocated_bytes, /",
-        "(str, str, int, str, int, int, int) -> str",
+        "hardware, kind, index, name, total_bytes, available_bytes, allocated_bytes, state_bytes, /",
+        "(str, str, int, str, int, int, int, int) -> str",
         "Adds this process's baseline on the device to the description: allocated_bytes on a GPU, the measured "
-        "resident memory on the CPU. The GPU's name and bytes are those that torch reports; they are ignored for the "
+        "resident memory on the CPU; state_bytes of it are the optimizers' state. The GPU's name and bytes are those "
+        "that torch reports; they are ignored for the "
         "CPU. MemScaleError if the kind is unknown."),
     MS_EXT_FUNCTION("hardware_grow_process", hardware_grow_process, METH_VARARGS,
                     "hardware, expected_bytes, allocated_bytes, /", "(str, int, int) -> str",

@@ -415,6 +415,8 @@ static PyMethodDef trace_methods[] = {
         "(int, int, bool) -> None",
         "Reports that memscale's AdamW, which is not traced, will have the state of a parameter, with moments "
         "of these bits, and its low bits if it is split."),
+    MS_EXT_METHOD("made_state", ms_ext_trace_made_state, METH_O, "bytes, /", "(int) -> None",
+                  "Reports that these bytes of the optimizer's state exist before the step."),
     MS_EXT_METHOD("optimizer_unknown", ms_ext_trace_optimizer_unknown, METH_NOARGS, "/", "() -> None",
                   "Discards the optimizer's step, which failed under the trace; begins the phase done."),
     MS_EXT_METHOD("enter", MS_EXT_FAST(enter), METH_FASTCALL, "name, call, /", "(str, int) -> int",

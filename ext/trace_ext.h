@@ -23,6 +23,8 @@ PyObject *ms_ext_trace_made(PyObject *self, PyObject *const *args, Py_ssize_t co
 PyObject *ms_ext_trace_wrote(PyObject *self, PyObject *key);
 PyObject *ms_ext_trace_own_optimizer(PyObject *self, PyObject *args);
 PyObject *ms_ext_trace_expect_adamw(PyObject *self, PyObject *args);
+PyObject *ms_ext_trace_made_state(PyObject *self, PyObject *bytes);
+
 PyObject *ms_ext_trace_optimizer_unknown(PyObject *self, PyObject *unused);
 PyObject *ms_ext_trace_input(PyObject *self, PyObject *key);
 

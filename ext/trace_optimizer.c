@@ -29,6 +29,16 @@ PyObject *ms_ext_trace_expect_adamw(PyObject *self, PyObject *args)
     return ms_ext_none_or_raise(ms_trace_expect_state(trace_of(self), bytes, &err), &err);
 }
 
+PyObject *ms_ext_trace_made_state(PyObject *self, PyObject *bytes)
+{
+    unsigned long long made_bytes = PyLong_AsUnsignedLongLong(bytes);
+    ms_error err;
+    if (PyErr_Occurred() != NULL) {
+        return NULL;
+    }
+    return ms_ext_none_or_raise(ms_trace_made_state(trace_of(self), made_bytes, &err), &err);
+}
+
 PyObject *ms_ext_trace_optimizer_unknown(PyObject *self, PyObject *unused)
 {
     ms_error err;

@@ -218,6 +218,7 @@ typedef struct ms_loop {
     bool gradients_cleared;              /* those that live in forward are gone before backward begins: zero_grad()
                                             comes between the two */
     uint64_t optimizer_state_bytes;      /* after the first step */
+    uint64_t optimizer_made_bytes;       /* part of the state that exists before the first step: a resumed run */
     uint64_t optimizer_transient_bytes;  /* peak of the step's temporaries, beside state and gradients */
     uint64_t external_loss_bytes;        /* bytes that a loss outside the model holds through its backward */
     uint64_t optimizer_stream_bytes;     /* part of the state that can lie on disk, on a GPU in host

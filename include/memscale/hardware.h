@@ -75,6 +75,7 @@ typedef struct ms_process {
     uint64_t products_bytes; /* the expected part that only large matrix products take; 0 once measured */
     uint64_t storages_bytes; /* once measured: what the measured step's storages were assumed to add to scratch_bytes;
                               * a step with more of them takes more. 0: unknown */
+    uint64_t state_bytes;    /* the part of the baseline that is state of the model's optimizers */
     uint64_t streamed_bytes; /* of parameters that stream */
     uint64_t window_bytes;   /* the part of the baseline that these may take; see ms_pipeline_window() */
 } ms_process;

@@ -62,6 +62,9 @@ MS_API int ms_trace_set_phase(ms_trace *trace, ms_trace_phase phase, ms_error *e
  * the two fp32 values per element that are assumed otherwise. */
 MS_API int ms_trace_expect_state(ms_trace *trace, uint64_t bytes, ms_error *err);
 
+/* Reports that `bytes` of the optimizer's state exist before the step, as in a run that was resumed. */
+MS_API int ms_trace_made_state(ms_trace *trace, uint64_t bytes, ms_error *err);
+
 /* Reports that the optimizer's step could not be traced to its end: discards its events; the phase becomes DONE. */
 MS_API int ms_trace_optimizer_unknown(ms_trace *trace, ms_error *err);
 

@@ -268,6 +268,8 @@ class Trace:
         """Reports that the caller computes the loss outside the model."""
     def made(self, inputs: tuple[int, ...], outputs: tuple[int, ...], runs_again: bool, /) -> None:
         """Reports the storages that the last operator read and made, and whether it can run again."""
+    def made_state(self, bytes: int, /) -> None:
+        """Reports that these bytes of the optimizer's state exist before the step."""
     def op(self, name: str, inputs: tuple[Any, ...], outputs: tuple[Any, ...], copied: int | None = None, /) -> None:
         """Reports an operator; operands are tuples (shape, bytes[, elements]). If `copied` is a number, the operator
         ran on a CPU and may have allocated a workspace; bit i says that it copied input i first.
@@ -472,11 +474,12 @@ def hardware_set_process(
     total_bytes: int,
     available_bytes: int,
     allocated_bytes: int,
+    state_bytes: int,
     /,
 ) -> str:
     """Adds this process's baseline on the device to the description: allocated_bytes on a GPU, the measured resident
-    memory on the CPU. The GPU's name and bytes are those that torch reports; they are ignored for the CPU.
-    MemScaleError if the kind is unknown.
+    memory on the CPU; state_bytes of it are the optimizers' state. The GPU's name and bytes are those that torch
+    reports; they are ignored for the CPU. MemScaleError if the kind is unknown.
     """
 
 def history_add(history: object, step: dict[str, Any], counters: dict[str, int], /) -> None:

@@ -21,6 +21,7 @@ static const ms__json_field loop_fields[] = {
     MS__FIELD(ms_loop, observed, BOOL),
     MS__FIELD(ms_loop, gradients_cleared, IF_SET),
     MS__FIELD(ms_loop, optimizer_state_bytes, U64),
+    MS__FIELD(ms_loop, optimizer_made_bytes, IF_ANY),
     MS__FIELD(ms_loop, optimizer_transient_bytes, U64),
     MS__FIELD(ms_loop, external_loss_bytes, U64),
     MS__FIELD(ms_loop, optimizer_stream_bytes, IF_ANY),

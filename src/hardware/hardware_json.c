@@ -46,7 +46,7 @@ static const ms__json_field process_fields[] = {
     MS__FIELD(ms_process, baseline_bytes, U64),    MS__FIELD(ms_process, scratch_bytes, U64),
     MS__FIELD(ms_process, reserve_bytes, IF_ANY),  MS__FIELD(ms_process, products_bytes, IF_ANY),
     MS__FIELD(ms_process, streamed_bytes, IF_ANY), MS__FIELD(ms_process, window_bytes, IF_ANY),
-    MS__FIELD(ms_process, storages_bytes, IF_ANY),
+    MS__FIELD(ms_process, storages_bytes, IF_ANY), MS__FIELD(ms_process, state_bytes, IF_ANY),
 };
 
 static const ms__json_field gpu_fields[] = {
@@ -134,6 +134,9 @@ static int read_process(const ms__json_at *root, ms_process *process)
     if (rc == MS_OK && process->products_bytes > process->scratch_bytes - process->reserve_bytes) {
         return ms__json_fail(root, MS_EFORMAT,
                              "\"process\": \"products_bytes\" is a part of the expected \"scratch_bytes\"");
+    }
+    if (rc == MS_OK && process->state_bytes > process->baseline_bytes) {
+        return ms__json_fail(root, MS_EFORMAT, "\"process\": \"state_bytes\" is a part of \"baseline_bytes\"");
     }
     return rc;
 }

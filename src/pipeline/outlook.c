@@ -38,7 +38,8 @@ static ms_risk risk_of(uint64_t bytes, uint64_t capacity_bytes)
 static uint64_t fixed_bytes(const ms_graph *graph, const ms_hardware *hardware)
 {
     uint64_t process = ms__add_sat(hardware->process.baseline_bytes, ms__process_scratch(&hardware->process, graph));
-    return ms__add_sat(process, ms__add_sat(graph->residents.trainable_bytes, graph->loop.optimizer_state_bytes));
+    uint64_t state = ms__sub_sat(graph->loop.optimizer_state_bytes, hardware->process.state_bytes);
+    return ms__add_sat(process, ms__add_sat(graph->residents.trainable_bytes, state));
 }
 
 static void add_advice(ms_outlook *outlook, const char *text)

@@ -17,6 +17,7 @@ static void merge_hardware(ms_hardware *all, const ms_hardware *one)
     all->process.scratch_bytes = ms__max_u64(all->process.scratch_bytes, one->process.scratch_bytes);
     all->process.reserve_bytes = ms__sub_sat(all->process.scratch_bytes, expected);
     all->process.products_bytes = ms__min_u64(all->process.products_bytes, one->process.products_bytes);
+    all->process.state_bytes = ms__min_u64(all->process.state_bytes, one->process.state_bytes);
     all->process.storages_bytes = ms__min_u64(all->process.storages_bytes, one->process.storages_bytes);
     all->ram.total_bytes = ms__min_u64(all->ram.total_bytes, one->ram.total_bytes);
     all->ram.available_bytes = ms__min_u64(all->ram.available_bytes, one->ram.available_bytes);

@@ -308,7 +308,7 @@ static uint32_t class_of_bytes(const ms__sim *sim, uint64_t bytes)
 /* State has the shapes of the gradients, so the same share of it is in small tensors. */
 static uint64_t small_state_bytes(const ms__sim *sim, uint64_t small_gradient_bytes)
 {
-    uint64_t state_bytes = sim->graph->loop.optimizer_state_bytes;
+    uint64_t state_bytes = ms__sub_sat(sim->graph->loop.optimizer_state_bytes, sim->hardware->process.state_bytes);
     return sim->gradient_bytes > 0 ? ms__mul_div(state_bytes, small_gradient_bytes, sim->gradient_bytes) : 0;
 }
 

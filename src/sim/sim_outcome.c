@@ -12,10 +12,19 @@ bool ms__sim_accumulates(const ms_loop *loop)
     return loop->observed && loop->gradients_live_in_forward && !loop->gradients_cleared;
 }
 
+/* The state that lives in `phase`, beside the part that the process's baseline counts. */
+static uint64_t state_beside_baseline(const ms__sim *sim, ms__phase phase, bool first)
+{
+    const ms_loop *loop = &sim->graph->loop;
+    bool is_made = phase == MS__OPTIMIZER || !first;
+    uint64_t made = ms__min_u64(loop->optimizer_made_bytes, loop->optimizer_state_bytes);
+    return ms__sub_sat(is_made ? loop->optimizer_state_bytes : made, sim->hardware->process.state_bytes);
+}
+
 ms__carried ms__sim_carried(const ms__sim *sim, ms__phase phase, bool first)
 {
     const ms_loop *loop = &sim->graph->loop;
-    ms__carried carried = {.state_bytes = phase == MS__OPTIMIZER || !first ? loop->optimizer_state_bytes : 0};
+    ms__carried carried = {.state_bytes = state_beside_baseline(sim, phase, first)};
     if (phase == MS__OPTIMIZER) {
         carried.transient_bytes = loop->optimizer_transient_bytes;
     }

@@ -260,6 +260,15 @@ int ms_trace_expect_state(ms_trace *trace, uint64_t bytes, ms_error *err)
     return rc;
 }
 
+int ms_trace_made_state(ms_trace *trace, uint64_t bytes, ms_error *err)
+{
+    int rc = ms__trace_check_open(trace, err);
+    if (rc == MS_OK) {
+        trace->made_state_bytes = bytes;
+    }
+    return rc;
+}
+
 int ms_trace_optimizer_unknown(ms_trace *trace, ms_error *err)
 {
     int rc = ms__trace_check_open(trace, err);

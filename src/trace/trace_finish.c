@@ -457,6 +457,8 @@ static void assume_loop(const ms_trace *trace, ms_graph *graph)
         loop->optimizer_state_bytes = ms__max_u64(trace->optimizer_state_bytes, unseen_bytes);
         loop->optimizer_transient_bytes = trace->optimizer_transient_bytes;
     }
+    loop->optimizer_made_bytes = trace->made_state_bytes;
+    loop->optimizer_state_bytes = ms__max_u64(loop->optimizer_state_bytes, loop->optimizer_made_bytes);
     loop->optimizer_stream_bytes = trace->optimizer_stream_bytes;
     loop->gradients_releasable = trace->gradients_releasable;
     loop->gradients_released = trace->gradients_released;

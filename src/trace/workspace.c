@@ -27,7 +27,27 @@ static uint64_t larger_image(const convolution *c)
     return ms__max_u64(c->input->bytes, c->output->bytes);
 }
 
-/* Without a kernel of oneDNN (fp64, complex): the whole batch unfolded, one column of a filter's length per place
+static bool has_groups(const convolution *c)
+{
+    return c->weight->size[1] < c->input->size[1];
+}
+
+/* torch hands a single fp32 image to oneDNN only if it is larger than this, if the filter is wide or if there are groups
+ * (use_mkldnn() in ATen's Convolution.cpp). The size leaves out a volume's last dimension, so the columns of a volume
+ * may be large. */
+enum { SMALL_IMAGE_ELEMENTS = 20480, NARROW_FILTER = 3 };
+
+static bool is_small_image(const convolution *c)
+{
+    const ms_operand *input = c->input, *weight = c->weight;
+    if (input->rank < 4 || input->size[0] != 1 || has_groups(c) ||
+        (weight->size[weight->rank - 1] > NARROW_FILTER && weight->size[weight->rank - 2] > NARROW_FILTER)) {
+        return false;
+    }
+    return ms__mul_sat(ms__mul_sat(input->size[1], input->size[2]), input->size[3]) <= SMALL_IMAGE_ELEMENTS;
+}
+
+/* Without a kernel of oneDNN (fp64, complex, a small image): the whole batch unfolded, one column of a filter's length per place
  * of the output. Groups are cut out and joined again. */
 static uint64_t columns_bytes(const convolution *c)
 {
@@ -35,8 +55,8 @@ static uint64_t columns_bytes(const convolution *c)
     const ms_operand *image = c->output->size[last] > c->input->size[last] ? c->input : c->output; /* transposed */
     uint64_t per_channel = image->bytes / ms__max_u64(image->size[1], 1);
     uint64_t columns = ms__mul_sat(per_channel, ms__operand_elements(c->weight) / ms__max_u64(c->weight->size[0], 1));
-    bool has_groups = image == c->output && c->weight->size[1] < c->input->size[1];
-    return ms__add_sat(columns, has_groups ? ms__mul_sat(2, larger_image(c)) : 0);
+    bool joins_groups = image == c->output && has_groups(c);
+    return ms__add_sat(columns, joins_groups ? ms__mul_sat(2, larger_image(c)) : 0);
 }
 
 /* One image is reordered at a time; a transposed convolution, whose output grows, holds two. */
@@ -243,7 +263,7 @@ uint64_t ms__workspace_bytes(const char *name, const ms_operand *inputs, size_t 
     if (!is_image(&c)) {
         return 0;
     }
-    if (item_bytes(c.input) > 4) {
+    if (item_bytes(c.input) > 4 || (item_bytes(c.input) == 4 && is_small_image(&c))) {
         return columns_bytes(&c);
     }
     return forward ? forward_bytes(&c) : backward_bytes(&c);

@@ -53,7 +53,7 @@ def test_an_unknown_kind_is_refused_by_its_name(name):
     with pytest.raises(memscale.errors.MemScaleError, match=f'not on devices of kind "{name}"'):
         device.kind_of(torch.device(name, 0))
     with pytest.raises(memscale.errors.MemScaleError, match=name):
-        _core.hardware_set_process(_core.hardware_probe(no_measure=True), name, 0, "", 0, 0, 0)
+        _core.hardware_set_process(_core.hardware_probe(no_measure=True), name, 0, "", 0, 0, 0, 0)
 
 
 def test_meta_tensors_are_planned_for_the_host():

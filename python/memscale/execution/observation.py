@@ -14,6 +14,7 @@ import torch
 
 from .. import _core
 from ..base.arguments import plain_tensors
+from ..model.optimizers import state_tensors
 from ..techniques.lazy_logits import LazyLogits
 
 __all__ = ["StepWatch"]
@@ -201,5 +202,4 @@ def _says(optimizer: torch.optim.Optimizer, name: str) -> bool:
 
 def _state_bytes(optimizer: torch.optim.Optimizer) -> int:
     moved = getattr(optimizer, "_planned_bytes", None)  # state that a plan moved away counts, too
-    tensors = [tensor for state in optimizer.state.values() for tensor in plain_tensors(state)]
-    return _core.storage_bytes(tensors) + (moved() if moved is not None else 0)
+    return _core.storage_bytes(state_tensors(optimizer)) + (moved() if moved is not None else 0)

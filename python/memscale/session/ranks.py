@@ -106,12 +106,12 @@ class RankedSession(Session):
         self._agree_on_documents("first_forward")
         self._plans.clear()
 
-    def _follow(self, device: torch.device) -> None:
+    def _follow(self, model: torch.nn.Module) -> None:
         """As in `Session`. The ranks exchange their documents again, so every rank has to move its model before the
         same forward."""
-        if device == self._device:
+        if training_device(model) == self._device:
             return
-        super()._follow(device)
+        super()._follow(model)
         self._own_hardware = self.hardware_json
         self._in_force = self._wanted = None
         self._moves += 1
@@ -133,7 +133,7 @@ class RankedSession(Session):
         wait_until_alone: Any = lambda: True,
     ) -> Any:
         """On rank 0 a plan as in `Session`, elsewhere the plan in force. `agree()` puts it in force."""
-        self._follow(training_device(model))
+        self._follow(model)
         if not (self._is_measured or self._has_sample):
             self._is_measured = True
             self._measure_again(model)

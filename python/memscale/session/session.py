@@ -17,6 +17,7 @@ from .. import _core
 from ..base.aside import is_tracing
 from ..device import kind_of, training_device
 from ..errors import BudgetInfeasibleError, MemScaleError, ProfileError
+from ..model.optimizers import made_state_bytes, optimizers_of
 from ..model.shards import has_shards
 from ..model.streamed import StreamedLayers
 from ..observability.logs import drain_core_log, log_detail
@@ -127,7 +128,7 @@ class Session:
         self._told_window = ""
         if self._streamed is not None:
             _core.streamed_drop()  # the window is planned beside the baseline
-        self.hardware_json = _with_process(self._machine, self._device)
+        self.hardware_json = _with_process(self._machine, self._device, model)
 
     # -- planning ---------------------------------------------------------------------
 
@@ -153,7 +154,7 @@ class Session:
             BudgetInfeasibleError: no plan fits the budget.
             ProfileError: the step can't be traced and the empirical fallback is off.
         """
-        self._follow(training_device(model))
+        self._follow(model)
         is_traced = self.config.use_static_profiling and not (self._is_untraceable or self.follows_parts)
         signature = _core.signature_without_numbers(signature, self._idle_numbers if is_traced else None)
         self._current = self._known(signature)
@@ -206,8 +207,9 @@ class Session:
         """Whether the model was wrapped on the meta device and has no bytes yet."""
         return self._device.type == "meta"
 
-    def _follow(self, device: torch.device) -> None:
-        """Describes the process again and discards all plans, if the model has moved to `device`."""
+    def _follow(self, model: torch.nn.Module) -> None:
+        """Describes the process again and discards all plans, if the model has moved to another device."""
+        device = training_device(model)
         if device == self._device:
             return
         _log.info("the model moved from %s to %s: its plans are made again", self._device, device)
@@ -217,7 +219,7 @@ class Session:
         elif self._applies:
             self.host_memory.install()
         self._machine = probe_machine(self.config, device)
-        self.hardware_json = _with_process(self._machine, device)
+        self.hardware_json = _with_process(self._machine, device, model)
         self._forget_traces()
 
     def _compare_with_last(self, signature: str, graph: str) -> None:
@@ -714,16 +716,17 @@ def probe_machine(config: Config, device: torch.device | None = None) -> str:
         return _core.hardware_probe(directory, no_measure=True, no_gpus=no_gpus)
 
 
-def _with_process(hardware: str, device: torch.device) -> str:
-    described = _with_memory(hardware, device)
+def _with_process(hardware: str, device: torch.device, model: torch.nn.Module) -> str:
+    state_bytes = made_state_bytes(optimizers_of(model), device)
+    described = _with_memory(hardware, device, state_bytes)
     if kind_of(device).is_host or kind_of(device).is_capturing():
         return described
     described, measured_now = with_rates(described, device)
     # Measuring leaves workspaces of operators behind, which belong to the baseline.
-    return _with_memory(described, device) if measured_now else described
+    return _with_memory(described, device, state_bytes) if measured_now else described
 
 
-def _with_memory(hardware: str, device: torch.device) -> str:
+def _with_memory(hardware: str, device: torch.device, state_bytes: int) -> str:
     kind = kind_of(device)
     sight = kind.sight(device)
     return _core.hardware_set_process(
@@ -734,6 +737,7 @@ def _with_memory(hardware: str, device: torch.device) -> str:
         sight.total_bytes,
         sight.available_bytes,
         kind.allocated_bytes(device),
+        state_bytes,
     )
 
 

@@ -82,8 +82,9 @@ class MemoryProfiler:
             model: the root module. It is traced in training mode and not changed.
             sample_args, sample_kwargs: arguments of a training forward. Only shapes, dtypes and plain
                 values matter. Tensors are not read, except masks in host memory.
-            optimizer: the optimizer that will step, if known. A copy of it is stepped on fake
-                gradients; if that fails, its state is estimated.
+            optimizer: the optimizer that will step; None: those that live and update the model's parameters. A
+                copy is stepped on fake gradients. If there is none, or that fails, or it is somebody else's that was not
+                given, an AdamW's state is assumed.
             calls: records how layers are called.
 
         The first attempt lets transformers branch on values (`libraries_branch_on_values`). It fails if
@@ -137,6 +138,7 @@ class MemoryProfiler:
 
         from ..base.signature import describe_arguments
         from ..model.isolation import isolated
+        from ..model.optimizers import made_state_bytes, optimizers_of, to_trace
         from ..model.reach import Reach
         from ..techniques.tiles import Tiles
         from .fakes import Twins
@@ -150,14 +152,19 @@ class MemoryProfiler:
             raise ProfileError(f"{name} can't be traced without running it: {obstacle}, and a trace would do that too")
         tracer = StaticTracer(name, describe_arguments(args, kwargs))
         twins = Twins()
-        step = _StaticStep(model, tracer, twins, self._expects_8bit(model), calls)
+        expects_8bit = optimizer is None and self._expects_8bit(model)
+        optimizers = optimizers_of(model) if optimizer is None else [optimizer]
+        tracer.made_state(made_state_bytes(optimizers, training_device(model)))
+        if optimizer is None:
+            optimizers = [] if expects_8bit else to_trace(optimizers, model)
+        step = _StaticStep(model, tracer, twins, expects_8bit, calls)
         try:
 
             def run(snapshot: Snapshot) -> None:
                 if in_tiles:
                     Tiles(model, is_tracing, traced=True).set(True)  # the snapshot removes them
                 with libraries_branch_on_values() if branch_on_values else nullcontext():
-                    step.run(snapshot, args, kwargs, optimizer)
+                    step.run(snapshot, args, kwargs, optimizers)
 
             standing_aside(lambda: running_eagerly(lambda: isolated(model, run), tracer.compiled_code))
             graph = tracer.finish()
@@ -216,9 +223,9 @@ class _StaticStep:
         snapshot: Snapshot,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        optimizer: torch.optim.Optimizer | None,
+        optimizers: list[torch.optim.Optimizer],
     ) -> None:
-        """Traces the step up to the tracer's `done`."""
+        """Traces the step up to the tracer's `done`, those of `optimizers` included."""
         import torch
 
         from ..model.shards import has_shards, silence_gathering
@@ -239,7 +246,7 @@ class _StaticStep:
         tracer.resident_batch(tensors_in((args, kwargs)))
         parameters = list(self._model.parameters())
         tracer.resident_parameters(parameters)
-        if self._expects_8bit and optimizer is None:
+        if self._expects_8bit:
             tracer.expect_8bit_state(parameters)
         tracer.resident_buffers(tensors_in(snapshot.containers(), depth=2))
         with ExitStack() as stack:
@@ -252,10 +259,10 @@ class _StaticStep:
             loss = self._step(args, kwargs)
             _refuse_sparse_gradients(parameters)
             tracer.gradients(parameters)
-            if optimizer is None:
-                tracer.phase("done")
+            if optimizers:
+                self._optimizer_step(optimizers)
             else:
-                self._optimizer_step(optimizer)
+                tracer.phase("done")
             del loss  # not earlier, because a caller holds it through the step
 
     def _step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
@@ -347,22 +354,26 @@ class _StaticStep:
 
     # -- optimizer ----------------------------------------------------------------------
 
-    def _optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Steps a copy of the optimizer on the twins. This first step makes its state."""
+    def _optimizer_step(self, optimizers: list[torch.optim.Optimizer]) -> None:
+        """Steps copies of the optimizers on the twins. This first step makes their state."""
         from .fakes import foreach_as_for
 
         self._tracer.phase("optimizer")
         self._tracer.assume_numbers()
+        held = []
         try:
-            stepping = _fake_optimizer(optimizer, self._twins)
-            with foreach_as_for(optimizer):
-                stepping.step()
+            for optimizer in optimizers:
+                stepping = _fake_optimizer(optimizer, self._twins)
+                held.append(stepping)
+                with foreach_as_for(optimizer):
+                    _step_alone(stepping)
             self._tracer.phase("done")  # while the state is held
-            own_facts = getattr(stepping, "_facts_for_plan", None)
+            own_facts = getattr(held[-1], "_facts_for_plan", None)
             if own_facts is not None:
                 self._tracer.own_optimizer(*own_facts())
         except Exception as error:
-            _log.debug("%s: its state is estimated: %s", type(optimizer).__name__, _first_line(error))
+            names = ", ".join(type(optimizer).__name__ for optimizer in optimizers)
+            _log.debug("%s: the state is estimated: %s", names, _first_line(error))
             self._tracer.optimizer_unknown()
 
 
@@ -462,6 +473,13 @@ def _fake_optimizer(optimizer: torch.optim.Optimizer, twins: Twins) -> torch.opt
         {key: twins.replace(value) for key, value in group.items()} for group in optimizer.param_groups
     ]
     return stepping
+
+
+def _step_alone(optimizer: torch.optim.Optimizer) -> None:
+    """Steps it without the hooks on every optimizer of the process, which would take the trace for a step."""
+    step = type(optimizer).step
+    inner = getattr(step, "__wrapped__", step) if getattr(step, "hooked", False) else step
+    inner(optimizer)
 
 
 @contextmanager

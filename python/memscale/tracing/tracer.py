@@ -444,6 +444,10 @@ class LiveTracer(TorchDispatchMode):
         whether the user chose gradient release and state on disk."""
         self._trace.own_optimizer(_core.storage_bytes(streamable), released, streamed)
 
+    def made_state(self, state_bytes: int) -> None:
+        """Reports bytes of the optimizers' state that exist before the step."""
+        self._trace.made_state(state_bytes)
+
     def optimizer_unknown(self) -> None:
         """The optimizer's step could not be followed. Discards its events."""
         self._trace.optimizer_unknown()

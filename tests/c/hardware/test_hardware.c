@@ -155,6 +155,8 @@ static void faults_are_named_by_their_place(void **state)
          "part of \"scratch_bytes\""},
         {"\"scratch_bytes\": 96000000", "\"scratch_bytes\": 9, \"reserve_bytes\": 2, \"products_bytes\": 8", MS_EFORMAT,
          "part of the expected"},
+        {"\"scratch_bytes\": 96000000", "\"scratch_bytes\": 9, \"state_bytes\": 9000000000000", MS_EFORMAT,
+         "part of \"baseline_bytes\""},
         {"6100000000", "6100000000, \"pack_bytes_per_s\": 3800000000", MS_EFORMAT, "$.cpu.unpack_bytes_per_s: missing"},
         {"6100000000", "6100000000, \"unpack_bytes_per_s\": 3800000000", MS_EFORMAT, "$.cpu.pack_bytes_per_s: missing"},
         {"\"process\"", "\"processes\"", MS_EFORMAT, "unknown member \"processes\""},

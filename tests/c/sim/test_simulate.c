@@ -285,6 +285,28 @@ static void optimizer_state_appears_at_the_end_of_the_first_step(void **state)
     ms_free(hardware);
 }
 
+/* A run that was resumed has its state before the first step, in the baseline or beside it. */
+static void state_from_before_the_first_step_counts_once(void **state)
+{
+    (void)state;
+    ms_graph *graph = two_layers();
+    ms_hardware *hardware = fixture_hardware();
+    graph->loop.optimizer_state_bytes = 30 * MIB;
+    const uint8_t techniques[NODES] = {0};
+    hardware->process.baseline_bytes = 200 * MIB;
+    ms_replay fresh = replay(graph, hardware, techniques, 0, 0, NULL);
+    graph->loop.optimizer_made_bytes = 30 * MIB; /* loaded after the baseline was measured */
+    ms_replay loaded = replay(graph, hardware, techniques, 0, 0, NULL);
+    assert_int_equal(loaded.peak_bytes, fresh.peak_bytes);
+    assert_int_equal(loaded.first_step_peak_bytes, fresh.first_step_peak_bytes + 30 * MIB);
+    hardware->process = (ms_process){.baseline_bytes = 230 * MIB, .state_bytes = 30 * MIB}; /* before it */
+    ms_replay resumed = replay(graph, hardware, techniques, 0, 0, NULL);
+    assert_int_equal(resumed.peak_bytes, loaded.peak_bytes);
+    assert_int_equal(resumed.first_step_peak_bytes, loaded.first_step_peak_bytes);
+    ms_graph_free(graph);
+    ms_free(hardware);
+}
+
 /* The caller's loop holds gradients through the next forward, outputs until they are replaced, and both steps'
  * gradients while they are summed. */
 static void the_loops_own_bytes_count(void **state)
@@ -753,6 +775,7 @@ int main(void)
         cmocka_unit_test(small_storages_stay),
         cmocka_unit_test(a_storage_that_one_node_keeps_stays),
         cmocka_unit_test(optimizer_state_appears_at_the_end_of_the_first_step),
+        cmocka_unit_test(state_from_before_the_first_step_counts_once),
         cmocka_unit_test(the_loops_own_bytes_count),
         cmocka_unit_test(a_measured_baseline_replaces_the_stated_runtime),
         cmocka_unit_test(the_cache_saves_faults_under_its_ceiling),

@@ -282,6 +282,25 @@ static void expected_state_replaces_the_assumed(void **state)
     assert_finishes_with("\"optimizer_state_bytes\":21,");
 }
 
+static void state_from_before_the_step_is_a_part_of_all(void **state)
+{
+    (void)state;
+    resident(1, 40, MS_RESIDENT_PARAMETER, true);
+    assert_ms_ok(ms_trace_made_state(trace, 60, &err), err);
+    phase(MS_TRACE_DONE);
+    assert_finishes_with("\"optimizer_state_bytes\":80,\"optimizer_made_bytes\":60,");
+}
+
+/* An optimizer that nobody could trace holds more than is assumed. */
+static void state_from_before_the_step_may_be_more_than_assumed(void **state)
+{
+    (void)state;
+    resident(1, 40, MS_RESIDENT_PARAMETER, true);
+    assert_ms_ok(ms_trace_made_state(trace, 90, &err), err);
+    phase(MS_TRACE_DONE);
+    assert_finishes_with("\"optimizer_state_bytes\":90,\"optimizer_made_bytes\":90,");
+}
+
 static void a_real_optimizer_that_made_its_state_before_is_reserved_for(void **state)
 {
     (void)state;
@@ -522,6 +541,8 @@ int main(void)
         TEST(the_optimizers_state_is_told_from_its_temporaries),
         TEST(a_step_that_fails_is_estimated),
         TEST(expected_state_replaces_the_assumed),
+        TEST(state_from_before_the_step_is_a_part_of_all),
+        TEST(state_from_before_the_step_may_be_more_than_assumed),
         TEST(a_real_optimizer_that_made_its_state_before_is_reserved_for),
         TEST(wrong_calls_are_refused_and_change_nothing),
         TEST(a_finished_trace_takes_nothing_more),

@@ -1,0 +1,75 @@
+"""Finds the optimizers that update a model.
+
+A script makes its optimizer before its first training forward, and `wrap()` is not given it. The profiler asks here what
+will step, instead of assuming the state of an AdamW; the session asks how much of a baseline is state that a resumed
+run has already. Nothing is kept and nothing changed.
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING
+
+from .. import _core
+from ..base.arguments import plain_tensors
+from .shards import has_shards
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["made_state_bytes", "optimizers_of", "state_tensors", "to_trace"]
+
+# The trace assumes the state and the temporaries of these.
+_ASSUMED = ("Adam", "AdamW")
+
+
+def optimizers_of(model: torch.nn.Module) -> list[torch.optim.Optimizer]:
+    """The live optimizers that update a parameter of `model`, but none that only passes its steps on to another of
+    them, as trainers' do.
+
+    The search reads every object that the garbage collector knows: tens of milliseconds in a process with large
+    libraries. Empty if parameters are divided among ranks: their state is, too.
+    """
+    import torch
+
+    if has_shards(model):
+        return []
+    ours = {id(parameter) for parameter in model.parameters()}
+    alive = [item for item in gc.get_objects() if issubclass(type(item), torch.optim.Optimizer)]
+    found = [optimizer for optimizer in alive if not ours.isdisjoint(_parameters(optimizer))]
+    inner = {id(optimizer) for optimizer in found}
+    return [optimizer for optimizer in found if inner.isdisjoint(map(id, vars(optimizer).values()))]
+
+
+def to_trace(optimizers: list[torch.optim.Optimizer], model: torch.nn.Module) -> list[torch.optim.Optimizer]:
+    """The optimizers whose steps a trace follows: all, if they are torch's own and each trainable parameter is updated
+    by one of them. Empty if the assumption holds for all, or if one is somebody else's: its step may do anything."""
+    parameters = [key for optimizer in optimizers for key in _parameters(optimizer)]
+    wanted = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
+    if len(set(parameters)) != len(parameters) or not wanted.issubset(parameters):
+        return []
+    if not all(type(optimizer).__module__.startswith("torch.optim.") for optimizer in optimizers):
+        return []
+    return [] if all(map(_is_assumed, optimizers)) else optimizers
+
+
+def state_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """The tensors of an optimizer's state; none before its first step."""
+    kept = getattr(optimizer, "state", {})
+    return [tensor for state in kept.values() for tensor in plain_tensors(state)]
+
+
+def made_state_bytes(optimizers: list[torch.optim.Optimizer], device: torch.device) -> int:
+    """Bytes of the optimizers' state that exist on `device`."""
+    tensors = [tensor for optimizer in optimizers for tensor in state_tensors(optimizer)]
+    return _core.storage_bytes([tensor for tensor in tensors if tensor.device == device])
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[int]:
+    # An optimizer whose constructor failed has no groups.
+    groups = getattr(optimizer, "param_groups", ())
+    return [id(parameter) for group in groups for parameter in group["params"]]
+
+
+def _is_assumed(optimizer: torch.optim.Optimizer) -> bool:
+    return type(optimizer).__name__ in _ASSUMED and not any(group["amsgrad"] for group in optimizer.param_groups)

@@ -20,7 +20,8 @@ from typing import Any, TypeVar, cast
 import torch
 
 from .. import _core
-from ..base.environment import Switches, enable_hooks, without_modes
+from ..base.environment import enable_hooks, without_modes
+from ..base.settings import Switches
 from ..device import RandomState
 from .parametrized import without_cached_weights
 from .quiet import hush

@@ -835,6 +835,9 @@ def report_html(
 def reset_peak_rss() -> None:
     """Resets peak_rss_bytes to rss_bytes. Raises MemScaleError if the kernel does not allow it."""
 
+def same_bytes(address: int, other: int, bytes: int, /) -> bool:
+    """Whether the memory at both addresses has the same bytes."""
+
 def savings(graph: str, hardware: str, config: str, is_absent: bool, /) -> str:
     """The bytes that each mode can save, as JSON."""
 

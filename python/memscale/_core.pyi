@@ -635,6 +635,9 @@ def memory_live() -> tuple[int, int]:
 def now_ns() -> int:
     """The library's clock, in nanoseconds."""
 
+def operator_converts(name: str, /) -> bool:
+    """Whether an operator of this name first writes operands of several types in one type."""
+
 def operator_is_maker(name: str, is_pointwise: bool, /) -> bool:
     """Whether the operator can run again on its own, as far as its name says."""
 

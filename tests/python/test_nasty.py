@@ -54,6 +54,19 @@ def test_layers_that_were_wrong_once_are_exact_or_refused(name, configuration):
     assert "1 cases" in said
 
 
+# Layers that an error stopped after their first step, with a count that only a replay showed.
+STOPPED = (
+    "a_count_in_an_operator_of_the_users",
+    "a_count_in_the_optimizer_that_forward_reads",
+    "a_large_tensor_of_a_closed_object",
+)
+
+
+@pytest.mark.parametrize("name", STOPPED)
+def test_layers_that_were_stopped_once_are_exact(name):
+    assert "1 exact" in run("run.py", "--config", "recompute", "--case", name)
+
+
 @pytest.mark.parametrize(
     ("technique", "stride"),
     [

@@ -52,6 +52,10 @@ _SMALL_BYTES = 1 << 20
 they are copied at every call. Larger buffers (quantised weights, codebooks) are copied at every call
 until a call leaves them unchanged."""
 
+_FROZEN_BYTES = 4 << 20
+"""Large frozen parameters of modules that are not children are copied at a layer's first calls up to these bytes in
+all."""
+
 _SCALARS = frozenset({bool, int, float, str, type(None)})
 _MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
 _SEQUENCES = (list, deque)
@@ -90,6 +94,7 @@ class LayerState:
         self._reached_from: list[int] = []
         self._size = self._searches = self._looks = self._watched = 0
         self._kinds: list[tuple[type, ...]] = []
+        self._room = 0
         self._writes: str | None = None
         self._rebound: set[tuple[int, str]] = set()
 
@@ -133,6 +138,7 @@ class LayerState:
         reach = self._reach_of(modules)
         modules = [*modules, *reach.modules]
         attributes = [_Attributes(inner) for inner in modules]
+        self._room = _FROZEN_BYTES
         with torch.no_grad():
             for inner in reach.modules:
                 tensors.extend(self._frozen_of(inner))
@@ -195,15 +201,18 @@ class LayerState:
 
     def _frozen_of(self, module: torch.nn.Module) -> Iterator[tuple[dict[str, Any], str, _Buffer]]:
         """The parameters without gradients of a module that is not a child, such as a teacher's, which the layer may
-        move. A large one is not copied: if the call writes it, the layer can't be repeated."""
+        move. Beyond `_FROZEN_BYTES` a large one is not copied: if the call writes it, the layer can't be repeated."""
         parameters: dict[str, Any] = module._parameters
         for name, value in parameters.items():
             if value is not None and not value.requires_grad and value.is_leaf and not value.is_inference():
                 key = (id(parameters), name)
-                if value.nbytes > _SMALL_BYTES:
+                is_large = value.nbytes > _SMALL_BYTES
+                if is_large and value.nbytes > self._room:
                     yield parameters, name, _Buffer(key, value, version_of(value), None)
-                else:
-                    yield parameters, name, self._copy_of(key, value)
+                    continue
+                found = self._copy_of(key, value)
+                self._room -= value.nbytes if is_large and found.copy is not None else 0
+                yield parameters, name, found
 
     def _copy_of(self, key: tuple[int, str], buffer: torch.Tensor) -> _Buffer:
         if buffer.nbytes > _SMALL_BYTES:

@@ -43,6 +43,8 @@ __all__ = [
     "is_state",
     "names_of",
     "note_generator",
+    "operator_function",
+    "operators_named",
     "read_place",
     "set_generator",
     "stored_by",
@@ -100,7 +102,7 @@ _LASTING = frozenset(
 
 _OPENED = (
     *(UserDict, UserList, UserString, types.SimpleNamespace, threading.Semaphore, threading.Event),
-    *(weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary),
+    *(weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, torch.optim.Optimizer),
 )
 _OPENED_NAMES = frozenset({"queue.Queue", "argparse.Namespace", "collections.ChainMap", "tqdm.std.tqdm"})
 """Classes of libraries whose objects' attributes are searched."""
@@ -195,6 +197,8 @@ class Reach:
         names = set(names_of(code))
         scope = function.__globals__
         self._look_at_names(names, code, scope, owner)
+        for own in operators_named(names):
+            self._function(own, depth - 1)
         for cell in function.__closure__ or ():
             self._place(cell, "cell_contents", depth, names)
         for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
@@ -324,6 +328,8 @@ class Reach:
             self._logger(value)
         elif isinstance(value, type):
             return
+        elif (own := operator_function(value)) is not None:
+            self._function(own, depth - 1)
         elif _is_lasting(value):
             self._hold(f"its code reaches a {kind.__name__} of {kind.__module__}")
         elif isinstance(value, Iterator) and not hasattr(value, "fileno"):
@@ -503,6 +509,23 @@ def is_opened(value: Any) -> bool:
     kind = type(value)
     names = (f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__)
     return isinstance(value, _OPENED) or any(name in _OPENED_NAMES for name in names)
+
+
+def operators_named(names: set[str]) -> list[Any]:
+    """The Python functions of the user's own operators that code with these names may call, as
+    `torch.ops.library.operator(x)`."""
+    custom: Any = sys.modules.get("torch._library.custom_ops")
+    known = getattr(custom, "OPDEFS", {}) if "ops" in names else {}
+    return [made._init_fn for name, made in list(known.items()) if names.issuperset(name.split("::"))]
+
+
+def operator_function(value: Any) -> Any:
+    """The Python function of an operator of the user's own; None for any other value."""
+    packet = getattr(value, "_overloadpacket", value) if isinstance(value, torch._ops.OpOverload) else value
+    if isinstance(packet, torch._ops.OpOverloadPacket):
+        functions = operators_named({"ops", *packet._qualified_op_name.split("::")})
+        return functions[0] if functions else None
+    return getattr(value, "_init_fn", None) if type(value).__name__ == "CustomOpDef" else None
 
 
 def names_of(code: types.CodeType) -> Iterator[str]:

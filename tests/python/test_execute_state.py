@@ -157,6 +157,19 @@ class _Uncounted(_Layer):
         return [*self.buffers(), torch.ones(WIDTH).copysign(self.sign)]
 
 
+class _Shadowing(_Layer):
+    """Makes an attribute at its first call that hides one of its class."""
+
+    temperature = 1.0
+
+    def forward(self, x):
+        self.temperature = self.temperature * 1.1
+        return x + self.other(torch.tanh(self.linear(x) * self.temperature))
+
+    def state(self):
+        return [self.temperature]
+
+
 class _Clamped(_Layer):
     """Forward writes to a parameter, so the layer can't be recomputed and isn't."""
 
@@ -192,7 +205,7 @@ class _Cached(_Layer):
         return x + self.other(torch.tanh(scaled))
 
 
-KINDS = (_Statistics, _Bank, _Containers, _Nested, _Drawing, _Uncounted)
+KINDS = (_Statistics, _Bank, _Containers, _Nested, _Drawing, _Uncounted, _Shadowing)
 
 
 def _run(kind, start):

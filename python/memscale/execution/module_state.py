@@ -356,13 +356,13 @@ class ModuleState:
     """The state before one call."""
 
     __slots__ = (
-        "_buffer_names",
         "_cached_weights",
         "_containers",
         "_generators",
         "_layer",
         "_modes",
         "_modules",
+        "_names",
         "_parameters",
         "_reached",
         "_scalars",
@@ -383,7 +383,7 @@ class ModuleState:
     ) -> None:
         self._layer = layer
         self._modules = modules
-        self._buffer_names = [tuple(module._buffers) for module in modules]
+        self._names = [(tuple(module.__dict__), tuple(module._buffers)) for module in modules]
         self._cached_weights = CachedWeights()
         self._parameters = parameters
         self.tensors = tensors
@@ -417,7 +417,7 @@ class ModuleState:
             note_attributes(module, undo)
         for state in reached:
             state.note(undo)
-        self._drop_later_buffers()
+        self._drop_later_names()
         for generator, drawn in self._generators:
             note_generator(undo, generator)
             set_generator(generator, drawn)
@@ -442,12 +442,14 @@ class ModuleState:
             state.bind(undo)
         self._cached_weights.put(undo)
 
-    def _drop_later_buffers(self) -> None:
-        """Removes buffers that the call, or a later one, has registered."""
-        for module, names in zip(self._modules, self._buffer_names, strict=True):
-            if len(module._buffers) != len(names):
-                for name in [name for name in module._buffers if name not in names]:
-                    del module._buffers[name]
+    def _drop_later_names(self) -> None:
+        """Removes attributes and buffers that the call, or a later one, has made."""
+        for module, both in zip(self._modules, self._names, strict=True):
+            held: tuple[dict[str, Any], dict[str, Any]] = (module.__dict__, module._buffers)
+            for holder, names in zip(held, both, strict=True):
+                if len(holder) != len(names):
+                    for name in [name for name in holder if name not in names and not name.startswith("_memscale")]:
+                        del holder[name]
 
     def _bind_containers(self) -> None:
         """Binds copies with the content before the call; a container under several names gets one copy."""

@@ -84,13 +84,20 @@ _CHANGES = {
     "os": frozenset(
         {
             *("mkdir", "makedirs", "remove", "unlink", "rename", "renames", "replace", "rmdir", "removedirs", "link"),
-            *("symlink", "truncate", "system", "popen", "kill", "putenv", "chdir"),
+            *("symlink", "truncate", "system", "popen", "kill", "putenv", "chdir", "getcwd", "getcwdb"),
         }
     ),
     "shutil": frozenset({"copy", "copy2", "copyfile", "copytree", "move", "rmtree"}),
     "subprocess": frozenset({"run", "call", "check_call", "check_output", "Popen"}),
+    "posix": frozenset({"getcwd", "getcwdb"}),  # where those of os come from
 }
-"""Functions of libraries that change what no undo can restore."""
+"""Functions of libraries that change what no undo can restore, or read the working directory, which a loop may change
+for its forward."""
+
+_CALLERS = frozenset({"_getframe", "currentframe", "extract_stack", "format_stack", "walk_stack"})
+_CALLERS_OF = {"inspect": frozenset({"stack"}), "sys": frozenset(), "traceback": frozenset({"print_stack"})}
+"""Functions of these modules that show code its callers, by which it could tell a replay. Libraries use them for their
+logs."""
 
 _LASTING = frozenset(
     {
@@ -211,7 +218,9 @@ class Reach:
                 value = scope[name]
                 if isinstance(value, types.ModuleType):
                     self._python_module(value, names, depth)
+                    self._look_at_callers(value.__name__, names, code)
                 else:
+                    self._look_at_callers(getattr(value, "__module__", None), {getattr(value, "__name__", "")}, code)
                     self._look_at_function(value)
                     self._place(scope, name, depth, names)
             if owner is not None:
@@ -234,6 +243,12 @@ class Reach:
         library = str(getattr(value, "__module__", None)).partition(".")[0]
         if library in _CHANGES and getattr(value, "__name__", None) in _CHANGES[library]:
             self._hold(f"its code calls {value.__name__}()")
+
+    def _look_at_callers(self, library: Any, names: set[str], code: types.CodeType) -> None:
+        if library in _CALLERS_OF and "site-packages" not in code.co_filename:
+            found = names & (_CALLERS | _CALLERS_OF[library])
+            if found:
+                self._hold(f"its code looks at its callers by {library}.{min(found)}()")
 
     def _hold(self, obstacle: str) -> None:
         if self.obstacle is None:
@@ -358,6 +373,8 @@ class Reach:
         owner = value.__self__
         if isinstance(value, types.MethodType):
             self._function(value.__func__, depth - 1, owner)
+        else:
+            self._look_at_function(value)
         if not isinstance(owner, (types.ModuleType, torch.nn.Module)):
             self._visit(owner, depth - 1)
 

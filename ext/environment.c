@@ -154,7 +154,7 @@ static int end_modes(PyObject *end)
 static int note_present(PyObject *const *args, PyObject *values, PyObject *states)
 {
     PyObject *grad = PyObject_CallNoArgs(is_grad_enabled);
-    PyObject *back = grad != NULL ? PyTuple_Pack(6, args[1], values, args[3], states, grad, args[5]) : NULL;
+    PyObject *back = grad != NULL ? PyTuple_Pack(6, args[1], values, args[5], states, grad, args[6]) : NULL;
     int rc = back != NULL ? ms_ext_later(args[0], leave_function, back) : -1;
     Py_XDECREF(back);
     Py_XDECREF(grad);
@@ -164,17 +164,17 @@ static int note_present(PyObject *const *args, PyObject *values, PyObject *state
 static PyObject *enter_environment(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     (void)module;
-    if (ms_ext_arity("enter_environment", count, 6, 6) != 0 || !ms_ext_are_settings(args[1], args[2]) ||
+    if (ms_ext_arity("enter_environment", count, 7, 7) != 0 || !ms_ext_are_settings(args[1], args[2]) ||
         !ms_ext_are_states(args[3], args[4]) || find_functions() != 0) {
         return NULL;
     }
     PyObject *values = ms_ext_read_settings(args[1]), *done = NULL;
-    PyObject *states = values != NULL ? ms_ext_read_states(args[3]) : NULL;
+    PyObject *states = values != NULL ? ms_ext_read_states(args[5]) : NULL;
     int rc = states != NULL ? note_present(args, values, states) : -1;
     if (rc == 0 && values != args[2]) {
         rc = ms_ext_put_settings(args[1], args[2]);
     }
-    if (rc == 0 && ms_ext_write_states(args[3], args[4], states) == 0) {
+    if (rc == 0 && ms_ext_write_states(args[3], args[4], args[3] == args[5] ? states : NULL) == 0) {
         done = PyObject_CallFunctionObjArgs(set_grad_enabled, Py_True, NULL);
     }
     Py_XDECREF(states);
@@ -212,8 +212,9 @@ static PyObject *leave_environment(PyObject *module, PyObject *const *args, Py_s
 
 static PyMethodDef methods[] = {
     MS_EXT_FUNCTION("enter_environment", MS_EXT_FAST(enter_environment), METH_FASTCALL,
-                    "undo, table, values, sources, states, end_modes, /",
-                    "(Undo, Settings, tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], Callable[[], object] | None) "
+                    "undo, table, values, sources, states, sources_now, end_modes, /",
+                    "(Undo, Settings, tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], "
+                    "Callable[[], object] | None) "
                     "-> object",
                     "Sets settings and random states that were read, each unless it is set already, and enables grad "
                     "mode. The undo puts the present ones back, even if the layer changes them meanwhile, and calls "

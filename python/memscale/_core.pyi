@@ -396,6 +396,7 @@ def enter_environment(
     values: tuple[Any, ...],
     sources: tuple[Any, ...],
     states: tuple[Any, ...],
+    sources_now: tuple[Any, ...],
     end_modes: Callable[[], object] | None,
     /,
 ) -> object:

@@ -102,6 +102,28 @@ def test_another_source_of_bits_is_followed():
     )
 
 
+def test_a_generator_that_replaces_another_before_a_replay_is_as_it_was_after_it():
+    run(
+        """
+        from memscale import _core
+        from memscale.base.environment import Environment
+        taken = Environment()
+        numpy.random.set_bit_generator(numpy.random.PCG64(3))
+        torch.default_generator = torch.Generator().manual_seed(3)
+        before = numpy.random.get_state(legacy=False)["state"], torch.default_generator.get_state()
+
+        def replay(undo):
+            taken.put(undo)
+            numpy.random.rand()
+            torch.rand(1, generator=torch.default_generator)
+
+        _core.guarded(replay)
+        assert numpy.random.get_state(legacy=False)["state"] == before[0]
+        assert torch.equal(torch.default_generator.get_state(), before[1])
+        """
+    )
+
+
 def test_another_generator_of_torch_is_followed():
     run(
         """

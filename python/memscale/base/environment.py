@@ -126,7 +126,8 @@ class Environment:
         c, modes = torch._C, self._modes
         are_none = modes is _NONE and not (c._len_torch_function_stack() or c._len_torch_dispatch_stack())
         also = _end_all_modes() if are_none else None
-        _core.enter_environment(undo, settings(), self._settings, self._sources, self._states, also)
+        now = random_sources()  # others than at the call, if somebody has replaced a generator
+        _core.enter_environment(undo, settings(), self._settings, self._sources, self._states, now, also)
         left = [] if are_none else modes.put(undo)
         if c._is_any_autocast_enabled():
             # Casts of weights stay cached until the outermost autocast ends, as in torch.autocast.

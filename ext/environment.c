@@ -120,21 +120,54 @@ static PyObject *set_float_control(PyObject *module, PyObject *number)
 
 static PyObject *leave_function; /* leave_environment() of the module */
 static PyObject *is_grad_enabled, *set_grad_enabled, *function_modes, *dispatch_modes;
+static PyObject *is_autocast, *nest_autocast, *leave_autocast, *clear_casts;
 
 /* Looks torch's functions up once. */
 static int find_functions(void)
 {
-    if (dispatch_modes == NULL) {
-        PyObject *torch = PyImport_ImportModule("torch");
-        PyObject *c = torch != NULL ? PyObject_GetAttrString(torch, "_C") : NULL;
-        is_grad_enabled = c != NULL ? PyObject_GetAttrString(torch, "is_grad_enabled") : NULL;
-        set_grad_enabled = is_grad_enabled != NULL ? PyObject_GetAttrString(c, "_set_grad_enabled") : NULL;
-        function_modes = set_grad_enabled != NULL ? PyObject_GetAttrString(c, "_len_torch_function_stack") : NULL;
-        dispatch_modes = function_modes != NULL ? PyObject_GetAttrString(c, "_len_torch_dispatch_stack") : NULL;
-        Py_XDECREF(c);
-        Py_XDECREF(torch);
+    static const struct {
+        PyObject **place;
+        const char *name;
+    } wanted[] = {
+        {&is_grad_enabled, "is_grad_enabled"},           {&set_grad_enabled, "_set_grad_enabled"},
+        {&function_modes, "_len_torch_function_stack"},  {&dispatch_modes, "_len_torch_dispatch_stack"},
+        {&is_autocast, "_is_any_autocast_enabled"},      {&nest_autocast, "autocast_increment_nesting"},
+        {&leave_autocast, "autocast_decrement_nesting"}, {&clear_casts, "clear_autocast_cache"},
+    };
+    if (clear_casts != NULL) {
+        return 0;
     }
-    return dispatch_modes != NULL ? 0 : -1;
+    PyObject *c = PyImport_ImportModule("torch._C");
+    for (size_t i = 0; c != NULL && i < sizeof wanted / sizeof wanted[0]; i++) {
+        *wanted[i].place = PyObject_GetAttrString(c, wanted[i].name);
+        if (*wanted[i].place == NULL) {
+            Py_CLEAR(c);
+        }
+    }
+    Py_XDECREF(c);
+    return clear_casts != NULL ? 0 : -1;
+}
+
+/* If the layer has switched autocast on by hand, outside of all of its contexts, nothing would clear the casts of its
+ * weights, and the next step would find those of old weights. */
+static int drop_casts(void)
+{
+    PyObject *on = PyObject_CallNoArgs(is_autocast), *done = NULL;
+    int rc = on != NULL ? PyObject_IsTrue(on) : -1;
+    if (rc > 0) {
+        PyObject *nesting = PyObject_CallNoArgs(nest_autocast);
+        done = nesting != NULL ? PyObject_CallNoArgs(leave_autocast) : NULL;
+        bool is_outermost = done != NULL && PyLong_AsLong(nesting) == 1;
+        Py_XDECREF(nesting);
+        if (is_outermost) {
+            Py_DECREF(done);
+            done = PyObject_CallNoArgs(clear_casts);
+        }
+        rc = done != NULL ? 0 : -1;
+    }
+    Py_XDECREF(done);
+    Py_XDECREF(on);
+    return rc;
 }
 
 /* Calls `end`, which ends all modes, if any is on. */
@@ -200,6 +233,7 @@ static PyObject *leave_environment(PyObject *module, PyObject *const *args, Py_s
     }
     PyObject *error[3] = {NULL};
     after_step(args[5] != Py_None && end_modes(args[5]) != 0, error);
+    after_step(drop_casts() != 0, error);
     after_step(ms_ext_put_settings(args[0], args[1]) != 0, error);
     after_step(ms_ext_write_states(args[2], args[3], NULL) != 0, error);
     PyObject *done = PyObject_CallFunctionObjArgs(set_grad_enabled, args[4], NULL);

@@ -62,6 +62,7 @@ STOPPED = (
     "a_layer_that_looks_at_its_callers",
     "another_working_directory_around_forward",
     "a_parametrization_that_the_layer_changes_half_way",
+    "autocast_left_on_by_the_first_layer",
 )
 
 

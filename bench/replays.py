@@ -23,7 +23,8 @@ import torch
 from torch import nn
 
 from memscale import _core
-from memscale.base.environment import Environment, Switches
+from memscale.base.environment import Environment
+from memscale.base.settings import Switches
 from memscale.device import RandomState
 from memscale.execution.module_state import LayerState
 from memscale.model.witness import Witness

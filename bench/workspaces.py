@@ -24,6 +24,7 @@ from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memscale import _core
+from memscale.tracing import tracer
 
 _TOLERANCE_BYTES = 4_000_000
 """A measurement varies by this much, with pages of library code and of the heap."""
@@ -205,6 +206,10 @@ _function("integers plus a number", lambda i: i + 0.5, _indices)
 _function("power of integers", lambda i, x: torch.pow(i, x), _indices, _rows)
 _function("maximum of float16 and float32", torch.maximum, _half, _rows)
 _function("sum of float32 in place into float16", lambda x, y: (x * 1).add_(y), _half, _rows)
+_numbers = lambda: torch.randint(0, 9, (1024, 4096), dtype=torch.int32)  # noqa: E731
+for _name, _operator in (("sum", torch.add), ("product", torch.mul), ("maximum", torch.maximum), ("power", torch.pow)):
+    _function(f"{_name} of int32 and float32", _operator, _numbers, _rows)
+_function("float32 compared with int32", lambda x, i: x > i, _rows, _numbers)
 _function("float32 compared with integers", lambda x, i: x > i, _rows, _indices)
 _function("einsum", lambda x, y: torch.einsum("bij,bjk->ik", x, y), _square, _square)
 
@@ -222,13 +227,10 @@ def _resident_bytes() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def _bound(name: str, args: Any, inputs: Any, outputs: Any) -> int:
-    if not _core.operator_takes_workspace(name):
-        return 0
-    images = [value for value in args if isinstance(value, torch.Tensor)][:2]
-    copies = "convolution" in name or "_fft_r2c" in name
-    copied = sum(1 << place for place, value in enumerate(images) if not value.is_contiguous())
-    return _core.workspace_bytes(name, tuple(inputs), tuple(outputs), copied if copies else 0)
+def _bound(func: Any, args: Any, result: Any, inputs: Any, outputs: Any) -> int:
+    operator = tracer._describe(func, func)
+    copied = tracer._copied(operator, args, result) if operator.takes_workspace else None
+    return 0 if copied is None else _core.workspace_bytes(str(func), tuple(inputs), tuple(outputs), copied)
 
 
 def _operands(values: Any) -> list[tuple[tuple[int, ...], int]]:
@@ -260,7 +262,7 @@ class Watch(TorchDispatchMode):
                 "took": peak - before - sum(size for _, size in fresh),
                 "operands": sum(size for _, size in inputs),
                 "results": sum(size for _, size in outputs),
-                "bound": _bound(str(func), args, inputs, outputs),
+                "bound": _bound(func, args, result, inputs, outputs),
             }
         )
         return result

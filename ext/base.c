@@ -108,6 +108,17 @@ static PyObject *fault_passed(PyObject *module, PyObject *args)
     return PyLong_FromUnsignedLongLong(ms_fault_passed(kind));
 }
 
+static PyObject *same_bytes(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    (void)module;
+    uint64_t a, b, bytes;
+    if (ms_ext_arity("same_bytes", count, 3, 3) != 0 || ms_ext_u64(args[0], "address", &a) != 0 ||
+        ms_ext_u64(args[1], "address", &b) != 0 || ms_ext_u64(args[2], "bytes", &bytes) != 0) {
+        return NULL;
+    }
+    return PyBool_FromLong(memcmp((const void *)(uintptr_t)a, (const void *)(uintptr_t)b, (size_t)bytes) == 0);
+}
+
 static PyMethodDef methods[] = {
     MS_EXT_FUNCTION("version", version, METH_NOARGS, "/", "() -> str", "Version of the library."),
     MS_EXT_FUNCTION("error_table", error_table, METH_NOARGS, "/", "() -> list[tuple[int, str, str, str]]",
@@ -116,6 +127,8 @@ static PyMethodDef methods[] = {
                     "Bytes and blocks of memory that the library has allocated."),
     MS_EXT_FUNCTION("team_threads", team_threads, METH_NOARGS, "/", "() -> int",
                     "Threads that OpenMP would use in this thread, 0 without OpenMP."),
+    MS_EXT_FUNCTION("same_bytes", MS_EXT_FAST(same_bytes), METH_FASTCALL, "address, other, bytes, /",
+                    "(int, int, int) -> bool", "Whether the memory at both addresses has the same bytes."),
     MS_EXT_FUNCTION("now_ns", now_ns, METH_NOARGS, "/", "() -> int", "The library's clock, in nanoseconds."),
     MS_EXT_FUNCTION(
         "fault_arm", fault_arm, METH_VARARGS, "kind, nth, errno=0, /", "(str, int, int) -> None",

@@ -1,10 +1,11 @@
 /*
- * State that operators read besides their arguments: all settings of base/environment.py's table at once, whole stacks
- * of modes, and the processor's floating-point control. base/environment.py calls these functions, also during an undo
- * (undo.h), so they run no bytecode.
+ * State that operators read besides their arguments: whole stacks of modes, the processor's floating-point control, and
+ * all that a replay sets in one call.
+ * base/environment.py calls these functions, also during an undo (undo.h), so they run no bytecode.
  */
-#include "common.h"
+#include "environment.h"
 #include "rooms.h"
+#include "undo.h"
 
 #if defined(__x86_64__) || defined(__i386__)
 #include <immintrin.h>
@@ -12,34 +13,47 @@
 
 /* ---- modes -------------------------------------------------------------------------------- */
 
-/* Pops all modes from this thread's stack and pushes these. */
-static PyObject *set_modes(PyObject *module, PyObject *args)
+/* Pops all modes of one kind from this thread's stack and pushes these. */
+static int set_stack(PyObject *length, PyObject *pop, PyObject *push, PyObject *modes)
 {
-    (void)module;
-    PyObject *length, *pop, *push, *modes;
-    if (!PyArg_ParseTuple(args, "OOOO!:set_modes", &length, &pop, &push, &PyList_Type, &modes)) {
-        return NULL;
-    }
     for (;;) {
-        PyObject *count = PyObject_CallObject(length, NULL);
+        PyObject *count = PyObject_CallNoArgs(length);
         long left = count != NULL ? PyLong_AsLong(count) : -1;
         Py_XDECREF(count);
         if (left < 0) {
-            return NULL;
+            return -1;
         }
-        PyObject *mode = left > 0 ? PyObject_CallObject(pop, NULL) : NULL;
+        PyObject *mode = left > 0 ? PyObject_CallNoArgs(pop) : NULL;
         Py_XDECREF(mode);
         if (left == 0) {
             break;
         }
         if (mode == NULL) {
-            return NULL;
+            return -1;
         }
     }
     for (Py_ssize_t i = 0; i < PyList_Size(modes); i++) {
         PyObject *done = PyObject_CallFunctionObjArgs(push, PyList_GetItem(modes, i), NULL);
         Py_XDECREF(done);
         if (done == NULL) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static PyObject *set_modes(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    (void)module;
+    if (ms_ext_arity("set_modes", count, 4, 8) != 0) {
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i + 4 <= count; i += 4) {
+        if (!PyList_Check(args[i + 3])) {
+            PyErr_SetString(PyExc_TypeError, "set_modes() takes lists of modes");
+            return NULL;
+        }
+        if (set_stack(args[i], args[i + 1], args[i + 2], args[i + 3]) != 0) {
             return NULL;
         }
     }
@@ -51,34 +65,34 @@ static PyObject *set_modes(PyObject *module, PyObject *args)
 #if defined(__x86_64__) || defined(__i386__)
 enum { CONTROL_BITS = 0xffc0 }; /* of MXCSR, without the flags that operations set */
 
-static uint64_t read_control(void)
+uint32_t ms_ext_float_control(void)
 {
     return _mm_getcsr() & CONTROL_BITS;
 }
 
-static void write_control(uint64_t bits)
+static void write_control(uint32_t bits)
 {
     _mm_setcsr((_mm_getcsr() & ~(unsigned)CONTROL_BITS) | ((unsigned)bits & CONTROL_BITS));
 }
 #elif defined(__aarch64__)
-static uint64_t read_control(void)
+uint32_t ms_ext_float_control(void)
 {
     uint64_t bits;
     __asm__ volatile("mrs %0, fpcr" : "=r"(bits));
-    return bits;
+    return (uint32_t)bits;
 }
 
-static void write_control(uint64_t bits)
+static void write_control(uint32_t bits)
 {
-    __asm__ volatile("msr fpcr, %0" : : "r"(bits));
+    __asm__ volatile("msr fpcr, %0" : : "r"((uint64_t)bits));
 }
 #else
-static uint64_t read_control(void)
+uint32_t ms_ext_float_control(void)
 {
     return 0;
 }
 
-static void write_control(uint64_t bits)
+static void write_control(uint32_t bits)
 {
     (void)bits;
 }
@@ -88,152 +102,167 @@ static PyObject *float_control(PyObject *module, PyObject *none)
 {
     (void)module;
     (void)none;
-    return PyLong_FromUnsignedLongLong(read_control());
+    return PyLong_FromUnsignedLong(ms_ext_float_control());
 }
 
 static PyObject *set_float_control(PyObject *module, PyObject *number)
 {
     (void)module;
-    uint64_t bits;
-    if (ms_ext_u64(number, "bits", &bits) != 0) {
+    uint32_t bits;
+    if (ms_ext_u32(number, "bits", &bits) != 0) {
         return NULL;
     }
     write_control(bits);
     Py_RETURN_NONE;
 }
 
-/* ---- settings ---------------------------------------------------------------------------- */
+/* ---- for a replay ----------------------------------------------------------------------------- */
 
-/* The value of one setting: a new reference. Ellipsis stands for one that torch refuses to read. */
-static PyObject *read_setting(PyObject *readers)
+static PyObject *leave_function; /* leave_environment() of the module */
+static PyObject *is_grad_enabled, *set_grad_enabled, *function_modes, *dispatch_modes;
+static PyObject *is_autocast, *nest_autocast, *leave_autocast, *clear_casts;
+
+/* Looks torch's functions up once. */
+static int find_functions(void)
 {
-    PyObject *value = NULL;
-    if (PyTuple_Check(readers)) { /* one part of the value from each */
-        Py_ssize_t count = PyTuple_Size(readers);
-        value = PyTuple_New(count);
-        for (Py_ssize_t i = 0; value != NULL && i < count; i++) {
-            PyObject *part = PyObject_CallNoArgs(PyTuple_GetItem(readers, i));
-            if (part == NULL || PyTuple_SetItem(value, i, part) != 0) {
-                Py_CLEAR(value);
-            }
+    static const struct {
+        PyObject **place;
+        const char *name;
+    } wanted[] = {
+        {&is_grad_enabled, "is_grad_enabled"},           {&set_grad_enabled, "_set_grad_enabled"},
+        {&function_modes, "_len_torch_function_stack"},  {&dispatch_modes, "_len_torch_dispatch_stack"},
+        {&is_autocast, "_is_any_autocast_enabled"},      {&nest_autocast, "autocast_increment_nesting"},
+        {&leave_autocast, "autocast_decrement_nesting"}, {&clear_casts, "clear_autocast_cache"},
+    };
+    if (clear_casts != NULL) {
+        return 0;
+    }
+    PyObject *c = PyImport_ImportModule("torch._C");
+    for (size_t i = 0; c != NULL && i < sizeof wanted / sizeof wanted[0]; i++) {
+        *wanted[i].place = PyObject_GetAttrString(c, wanted[i].name);
+        if (*wanted[i].place == NULL) {
+            Py_CLEAR(c);
         }
-    } else {
-        value = PyObject_CallNoArgs(readers);
     }
-    if (value == NULL && PyErr_ExceptionMatches(PyExc_RuntimeError)) {
-        PyErr_Clear();
-        value = Py_Ellipsis;
-        Py_INCREF(value);
-    }
-    return value;
+    Py_XDECREF(c);
+    return clear_casts != NULL ? 0 : -1;
 }
 
-static PyObject *read_settings(PyObject *module, PyObject *rows)
+/* If the layer has switched autocast on by hand, outside of all of its contexts, nothing would clear the casts of its
+ * weights, and the next step would find those of old weights. */
+static int drop_casts(void)
+{
+    PyObject *on = PyObject_CallNoArgs(is_autocast), *done = NULL;
+    int rc = on != NULL ? PyObject_IsTrue(on) : -1;
+    if (rc > 0) {
+        PyObject *nesting = PyObject_CallNoArgs(nest_autocast);
+        done = nesting != NULL ? PyObject_CallNoArgs(leave_autocast) : NULL;
+        bool is_outermost = done != NULL && PyLong_AsLong(nesting) == 1;
+        Py_XDECREF(nesting);
+        if (is_outermost) {
+            Py_DECREF(done);
+            done = PyObject_CallNoArgs(clear_casts);
+        }
+        rc = done != NULL ? 0 : -1;
+    }
+    Py_XDECREF(done);
+    Py_XDECREF(on);
+    return rc;
+}
+
+/* Calls `end`, which ends all modes, if any is on. */
+static int end_modes(PyObject *end)
+{
+    PyObject *functions = PyObject_CallNoArgs(function_modes), *dispatches = PyObject_CallNoArgs(dispatch_modes);
+    int are_on =
+        functions != NULL && dispatches != NULL ? PyObject_IsTrue(functions) || PyObject_IsTrue(dispatches) : -1;
+    Py_XDECREF(functions);
+    Py_XDECREF(dispatches);
+    PyObject *done = are_on > 0 ? PyObject_CallNoArgs(end) : NULL;
+    Py_XDECREF(done);
+    return are_on == 0 || done != NULL ? 0 : -1;
+}
+
+/* Notes how to put the present state back. */
+static int note_present(PyObject *const *args, PyObject *values, PyObject *states)
+{
+    PyObject *grad = PyObject_CallNoArgs(is_grad_enabled);
+    PyObject *back = grad != NULL ? PyTuple_Pack(6, args[1], values, args[5], states, grad, args[6]) : NULL;
+    int rc = back != NULL ? ms_ext_later(args[0], leave_function, back) : -1;
+    Py_XDECREF(back);
+    Py_XDECREF(grad);
+    return rc;
+}
+
+static PyObject *enter_environment(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     (void)module;
-    if (!PyList_Check(rows)) {
-        PyErr_SetString(PyExc_TypeError, "read_settings() takes a list of rows");
+    if (ms_ext_arity("enter_environment", count, 7, 7) != 0 || !ms_ext_are_settings(args[1], args[2]) ||
+        !ms_ext_are_states(args[3], args[4]) || find_functions() != 0) {
         return NULL;
     }
-    Py_ssize_t count = PyList_Size(rows);
-    PyObject *values = PyList_New(count);
-    for (Py_ssize_t i = 0; values != NULL && i < count; i++) {
-        PyObject *row = PyList_GetItem(rows, i);
-        PyObject *readers = PyTuple_Check(row) ? PyTuple_GetItem(row, 0) : NULL;
-        PyObject *value = readers != NULL ? read_setting(readers) : NULL;
-        if (value == NULL || PyList_SetItem(values, i, value) != 0) {
-            Py_CLEAR(values);
-        }
+    PyObject *values = ms_ext_read_settings(args[1]), *done = NULL;
+    PyObject *states = values != NULL ? ms_ext_read_states(args[5]) : NULL;
+    int rc = states != NULL ? note_present(args, values, states) : -1;
+    if (rc == 0 && values != args[2]) {
+        rc = ms_ext_put_settings(args[1], args[2]);
     }
-    if (values == NULL && !PyErr_Occurred()) {
-        PyErr_SetString(PyExc_TypeError, "a row is a tuple of readers and writers");
+    if (rc == 0 && ms_ext_write_states(args[3], args[4], args[3] == args[5] ? states : NULL) == 0) {
+        done = PyObject_CallFunctionObjArgs(set_grad_enabled, Py_True, NULL);
     }
-    return values;
+    Py_XDECREF(states);
+    Py_XDECREF(values);
+    return done;
 }
 
-/* Calls each writer with the value, in parts if it is a tuple. A writer is (function, names of the last parts, whether
- * it takes the value). */
-static int write_setting(PyObject *writers, PyObject *value)
+/* Ends one step of leaving. The first error is raised once all is back. */
+static void after_step(bool failed, PyObject *error[3])
 {
-    for (Py_ssize_t i = 0; i < PyTuple_Size(writers); i++) {
-        PyObject *function, *names;
-        int takes;
-        if (!PyArg_ParseTuple(PyTuple_GetItem(writers, i), "OO!p:writer", &function, &PyTuple_Type, &names, &takes)) {
-            return -1;
-        }
-        PyObject *parts = !takes ? PyTuple_New(0) : PyTuple_Check(value) ? Py_NewRef(value) : PyTuple_Pack(1, value);
-        Py_ssize_t named = PyTuple_Size(names), plain = parts != NULL ? PyTuple_Size(parts) - named : 0;
-        PyObject *args = parts != NULL ? PyTuple_GetSlice(parts, 0, plain) : NULL;
-        PyObject *kwargs = named > 0 ? PyDict_New() : NULL;
-        int rc = args != NULL && (named == 0 || kwargs != NULL) ? 0 : -1;
-        for (Py_ssize_t k = 0; rc == 0 && k < named; k++) {
-            rc = PyDict_SetItem(kwargs, PyTuple_GetItem(names, k), PyTuple_GetItem(parts, plain + k));
-        }
-        PyObject *done = rc == 0 ? PyObject_Call(function, args, kwargs) : NULL;
-        Py_XDECREF(kwargs);
-        Py_XDECREF(args);
-        Py_XDECREF(parts);
-        Py_XDECREF(done);
-        if (done == NULL) {
-            return -1;
-        }
+    if (failed && error[0] == NULL) {
+        PyErr_Fetch(&error[0], &error[1], &error[2]);
     }
-    return 0;
+    PyErr_Clear();
 }
 
-/* Sets one setting unless it has the value already. Each is read again at its turn, because an earlier one may have
- * changed it. */
-static int put_setting(PyObject *row, PyObject *value)
-{
-    PyObject *now = read_setting(PyTuple_GetItem(row, 0));
-    int is_same = now == NULL ? -1 : now == Py_Ellipsis ? 1 : PyObject_RichCompareBool(now, value, Py_EQ);
-    Py_XDECREF(now);
-    return is_same != 0 ? (is_same < 0 ? -1 : 0) : write_setting(PyTuple_GetItem(row, 1), value);
-}
-
-static PyObject *put_settings(PyObject *module, PyObject *args)
+static PyObject *leave_environment(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     (void)module;
-    PyObject *rows, *values, *type = NULL, *value = NULL, *traceback = NULL;
-    if (!PyArg_ParseTuple(args, "O!O!:put_settings", &PyList_Type, &rows, &PyList_Type, &values)) {
+    if (ms_ext_arity("leave_environment", count, 6, 6) != 0 || !ms_ext_are_settings(args[0], args[1]) ||
+        !ms_ext_are_states(args[2], args[3]) || find_functions() != 0) {
         return NULL;
     }
-    if (PyList_Size(rows) != PyList_Size(values)) {
-        PyErr_SetString(PyExc_ValueError, "put_settings() takes one value for each row");
-        return NULL;
+    PyObject *error[3] = {NULL};
+    after_step(args[5] != Py_None && end_modes(args[5]) != 0, error);
+    after_step(drop_casts() != 0, error);
+    after_step(ms_ext_put_settings(args[0], args[1]) != 0, error);
+    after_step(ms_ext_write_states(args[2], args[3], NULL) != 0, error);
+    PyObject *done = PyObject_CallFunctionObjArgs(set_grad_enabled, args[4], NULL);
+    if (error[0] != NULL) {
+        Py_CLEAR(done);
+        PyErr_Restore(error[0], error[1], error[2]);
     }
-    for (Py_ssize_t i = 0; i < PyList_Size(rows); i++) {
-        PyObject *wanted = PyList_GetItem(values, i);
-        if (wanted == Py_Ellipsis || put_setting(PyList_GetItem(rows, i), wanted) == 0) {
-            continue;
-        }
-        if (type == NULL) { /* the first error is raised once all others are set */
-            PyErr_Fetch(&type, &value, &traceback);
-        } else {
-            PyErr_Clear();
-        }
-    }
-    if (type != NULL) {
-        PyErr_Restore(type, value, traceback);
-        return NULL;
-    }
-    Py_RETURN_NONE;
+    return done;
 }
 
 static PyMethodDef methods[] = {
-    MS_EXT_FUNCTION("read_settings", read_settings, METH_O, "rows, /", "(list[tuple[Any, Any]]) -> list[Any]",
-                    "The value of each setting, by the first item of its row: a function, or a tuple of functions "
-                    "for the parts of a tuple. Ellipsis stands for one whose function raises RuntimeError."),
+    MS_EXT_FUNCTION("enter_environment", MS_EXT_FAST(enter_environment), METH_FASTCALL,
+                    "undo, table, values, sources, states, sources_now, end_modes, /",
+                    "(Undo, Settings, tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], "
+                    "Callable[[], object] | None) "
+                    "-> object",
+                    "Sets settings and random states that were read, each unless it is set already, and enables grad "
+                    "mode. The undo puts the present ones back, even if the layer changes them meanwhile, and calls "
+                    "`end_modes`, a builtin, if modes of torch are on then; None leaves them on."),
+    MS_EXT_FUNCTION("leave_environment", MS_EXT_FAST(leave_environment), METH_FASTCALL,
+                    "table, values, sources, states, is_grad_enabled, end_modes, /",
+                    "(Settings, tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], bool, Callable[[], object] | None) "
+                    "-> object",
+                    "Puts settings, random states and grad mode back and ends modes; for enter_environment()."),
     MS_EXT_FUNCTION(
-        "put_settings", put_settings, METH_VARARGS, "rows, values, /", "(list[tuple[Any, Any]], list[Any]) -> None",
-        "Sets the settings that differ, in the order of the rows, by the second item of each: tuples of a function, "
-        "the "
-        "names under which it takes the last parts, and whether it takes the value. Ellipsis leaves a setting alone."),
-    MS_EXT_FUNCTION(
-        "set_modes", set_modes, METH_VARARGS, "length, pop, push, modes, /",
-        "(Callable[[], int], Callable[[], object], Callable[[Any], object], list[Any]) -> None",
+        "set_modes", MS_EXT_FAST(set_modes), METH_FASTCALL, "length, pop, push, modes, /, *others",
+        "(Callable[[], int], Callable[[], object], Callable[[Any], object], list[Any], Any) -> None",
         "Pops all modes from this thread's stack and pushes these, with torch's three functions for one kind of "
-        "modes."),
+        "modes; then the same for another kind, if given."),
     MS_EXT_FUNCTION("float_control", float_control, METH_NOARGS, "/", "() -> int",
                     "The processor's bits for this thread: how it rounds, and whether it flushes denormals."),
     MS_EXT_FUNCTION("set_float_control", set_float_control, METH_O, "bits, /", "(int) -> None",
@@ -243,5 +272,9 @@ static PyMethodDef methods[] = {
 
 int ms_ext_add_environment(PyObject *module)
 {
-    return PyModule_AddFunctions(module, methods);
+    if (PyModule_AddFunctions(module, methods) != 0) {
+        return -1;
+    }
+    leave_function = PyObject_GetAttrString(module, "leave_environment");
+    return leave_function != NULL ? 0 : -1;
 }

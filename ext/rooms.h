@@ -32,6 +32,7 @@
     X(ranks) \
     X(report) \
     X(session) \
+    X(settings) \
     X(streamed) \
     X(technique) \
     X(trace) \

@@ -212,6 +212,13 @@ static PyObject *takes_workspace(PyObject *module, PyObject *name)
     return text != NULL ? PyBool_FromLong(ms_operator_takes_workspace(text)) : NULL;
 }
 
+static PyObject *converts(PyObject *module, PyObject *name)
+{
+    (void)module;
+    const char *text = ms_ext_utf8(name, "name", NULL);
+    return text != NULL ? PyBool_FromLong(ms_operator_converts(text)) : NULL;
+}
+
 static PyObject *workspace_bytes(PyObject *module, PyObject *args)
 {
     (void)module;
@@ -239,6 +246,8 @@ static PyObject *workspace_bytes(PyObject *module, PyObject *args)
 }
 
 static PyMethodDef functions[] = {
+    MS_EXT_FUNCTION("operator_converts", converts, METH_O, "name, /", "(str) -> bool",
+                    "Whether an operator of this name first writes operands of several types in one type."),
     MS_EXT_FUNCTION("operator_takes_workspace", takes_workspace, METH_O, "name, /", "(str) -> bool",
                     "Whether an operator of that name may take memory beside operands and results on a CPU."),
     MS_EXT_FUNCTION("workspace_bytes", workspace_bytes, METH_VARARGS, "name, inputs, outputs, copied, /",

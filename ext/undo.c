@@ -32,6 +32,20 @@ static int append(undo *self, note what, PyObject *object, PyObject *value)
     return rc;
 }
 
+static PyObject *none_if(bool is_done)
+{
+    return is_done ? Py_NewRef(Py_None) : NULL;
+}
+
+int ms_ext_later(PyObject *object, PyObject *function, PyObject *args)
+{
+    if (Py_TYPE(object) != undo_type) {
+        PyErr_SetString(PyExc_TypeError, "this takes the Undo of guarded()");
+        return -1;
+    }
+    return append((undo *)object, NOTE_CALL, function, args);
+}
+
 /* ---- notes ----------------------------------------------------------------------- */
 
 static PyObject *note_call(PyObject *object, PyObject *args)
@@ -44,10 +58,7 @@ static PyObject *note_call(PyObject *object, PyObject *args)
     PyObject *rest = PyTuple_GetSlice(args, 1, count);
     int rc = rest != NULL ? append((undo *)object, NOTE_CALL, PyTuple_GetItem(args, 0), rest) : -1;
     Py_XDECREF(rest);
-    if (rc != 0) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
+    return none_if(rc == 0);
 }
 
 /* The value of a slot, a new reference; `missing` if it has none. */
@@ -84,10 +95,7 @@ static PyObject *note_slot(PyObject *object, PyObject *args)
     int rc = place != NULL ? append((undo *)object, NOTE_SLOT, place, value) : -1;
     Py_XDECREF(place);
     Py_XDECREF(value);
-    if (rc != 0) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
+    return none_if(rc == 0);
 }
 
 /* A copy of what a container, or memory, holds; of Python's own class where the user's might run code. */
@@ -114,10 +122,7 @@ static PyObject *note_content(PyObject *object, PyObject *container)
     PyObject *copy = copy_of(container);
     int rc = copy != NULL ? append((undo *)object, NOTE_CONTENT, container, copy) : -1;
     Py_XDECREF(copy);
-    if (rc != 0) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
+    return none_if(rc == 0);
 }
 
 static PyObject *hold(PyObject *object, PyObject *lock)
@@ -132,10 +137,7 @@ static PyObject *hold(PyObject *object, PyObject *lock)
     Py_XDECREF(taken);
     Py_XDECREF(none);
     Py_XDECREF(release);
-    if (rc != 0) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
+    return none_if(rc == 0);
 }
 
 /* ---- saved-tensor hooks that hold without a graph ---------------------------------- */
@@ -156,10 +158,7 @@ static PyObject *note_hooks(PyObject *object, PyObject *none)
     PyObject *pack = top_pack();
     int rc = pack != NULL ? append((undo *)object, NOTE_HOOKS, pack, Py_None) : -1;
     Py_XDECREF(pack);
-    if (rc != 0) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
+    return none_if(rc == 0);
 }
 
 /* Pops the pairs above the one whose pack is `wanted`. */

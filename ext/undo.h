@@ -20,4 +20,7 @@ PyObject *ms_ext_guarded(PyObject *function, PyObject *args);
 /* ms_ext_guarded() with one argument. */
 PyObject *ms_ext_guarded_one(PyObject *function, PyObject *arg);
 
+/* As Undo.later(): `undo` will call the builtin `function` with the tuple `args`. */
+int ms_ext_later(PyObject *undo, PyObject *function, PyObject *args);
+
 #endif

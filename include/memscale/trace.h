@@ -137,13 +137,17 @@ MS_API int ms_trace_head_backward(ms_trace *trace, uint64_t head, ms_error *err)
 MS_API int ms_trace_head_backward_end(ms_trace *trace, uint64_t head, uint64_t gradient_key, ms_error *err);
 
 /* Bytes that an operator takes at most on a CPU, beside operands and results. `name` is torch's. A convolution's operands
- * have torch's default layout (in channels_last nothing is reordered); bit i of `copied` says that input i has gaps or
- * repeats elements (an expanded gradient), so that the operator copies it first. Saturates. 0 for most operators. */
+ * have torch's default layout (in channels_last nothing is reordered); bit i of `copied` says that the operator copies input
+ * i first: it has gaps or repeats elements (an expanded gradient), or is converted to another type of the same size. Types
+ * of other sizes are seen from the operands. Saturates. 0 for most operators. */
 MS_API uint64_t ms_workspace_bytes(const char *name, const ms_operand *inputs, size_t input_count,
                                    const ms_operand *outputs, size_t output_count, uint32_t copied);
 
 /* Whether an operator of that name may take a workspace. */
 MS_API bool ms_operator_takes_workspace(const char *name);
+
+/* Whether an operator of that name first writes operands of several types in one type. */
+MS_API bool ms_operator_converts(const char *name);
 
 /* Reports that the operator of ms_trace_op() ran on a CPU: records its workspace, as of ms_workspace_bytes(), as
  * allocated and freed. */

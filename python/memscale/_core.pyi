@@ -108,10 +108,12 @@ class Execution:
 
 class GeneratorMemory:
     """The memory in which a random generator keeps its state."""
-    def read(self) -> bytes:
-        """What lies in the places; the object of the last read if nothing has changed."""
-    def write(self, content: bytes, /) -> None:
-        """Puts back what read() returned, with the lock held; nothing is written if nothing has changed."""
+    def read(self) -> Any:
+        """What lies in the places, with what `get` returns if it was given; the object of the last read if nothing has
+        changed.
+        """
+    def write(self, state: Any, /) -> None:
+        """Puts back what read() returned, with the lock held, or by `set`; nothing is done if nothing has changed."""
 
 OPTIMIZER_HOST_BUFFERS: int
 
@@ -196,6 +198,15 @@ class Saved:
         """Releases the tensor's bytes; the ticket's give() recomputes them."""
     def unpack(self) -> torch.Tensor:
         """The saved tensor."""
+
+class Settings:
+    """A table of the process's settings."""
+    def plain_rows(self) -> list[int]:
+        """The rows that have no probes in this torch."""
+    def read(self) -> tuple[Any, ...]:
+        """The value of each setting; the object of an earlier read if nothing has changed. Ellipsis stands for a
+        setting whose reader raises RuntimeError.
+        """
 
 TECHNIQUES: dict[str, Technique]
 
@@ -381,6 +392,21 @@ def device_kinds() -> tuple[dict[str, Any], ...]:
 def disk_probe(dir: str, /) -> str:
     """JSON of a directory for the disk tier, which is created if missing. Raises ConfigError if it is unfit."""
 
+def enter_environment(
+    undo: Undo,
+    table: Settings,
+    values: tuple[Any, ...],
+    sources: tuple[Any, ...],
+    states: tuple[Any, ...],
+    sources_now: tuple[Any, ...],
+    end_modes: Callable[[], object] | None,
+    /,
+) -> object:
+    """Sets settings and random states that were read, each unless it is set already, and enables grad mode. The undo
+    puts the present ones back, even if the layer changes them meanwhile, and calls `end_modes`, a builtin, if modes
+    of torch are on then; None leaves them on.
+    """
+
 def error_table() -> list[tuple[int, str, str, str]]:
     """Code, name, exception class and text of each error."""
 
@@ -398,9 +424,16 @@ def fault_passed(kind: str, /) -> int:
 def float_control() -> int:
     """The processor's bits for this thread: how it rounds, and whether it flushes denormals."""
 
-def generator_memory(places: tuple[tuple[object, int, int], ...], lock: Any, /) -> GeneratorMemory:
+def generator_memory(
+    places: tuple[tuple[object, int, int], ...],
+    lock: Any = None,
+    get: Any = None,
+    set: Any = None,
+    /,
+) -> GeneratorMemory:
     """The memory of a random generator: tuples of the object that owns it, its address and its bytes. `lock` is held
-    to write, unless it is None. The caller vouches for the addresses.
+    to write, unless it is None. If `get` and `set` are given, they read and set the state, and the memory only
+    tells whether it has changed. The caller vouches for the addresses.
     """
 
 def gpu_trial_next(trial: int, room_bytes: int, size: int, repeats: int, ns: int, /) -> tuple[int, int, int]:
@@ -436,6 +469,11 @@ def graph_measure(
 def guarded(function: Callable[..., Any], /, *args: Any) -> Any:
     """Calls function(undo, *args). Then undoes the changes noted in the Undo, exception or not, in one call that
     nothing can interrupt.
+    """
+
+def guards_hold(guards: tuple[tuple[Any, str, Any], ...], /) -> bool:
+    """Whether each dictionary, or object, still has this object under this name; None stands for a missing item of a
+    dictionary.
     """
 
 def hardware_check(json: str, /) -> str:
@@ -481,6 +519,9 @@ def hardware_set_process(
     memory on the CPU; state_bytes of it are the optimizers' state. The GPU's name and bytes are those that torch
     reports; they are ignored for the CPU. MemScaleError if the kind is unknown.
     """
+
+def heap_bytes(address: int, /) -> int:
+    """The bytes of the block of memory that malloc() returned this address for."""
 
 def history_add(history: object, step: dict[str, Any], counters: dict[str, int], /) -> None:
     """Adds a step's measurements, and the counters after it."""
@@ -530,6 +571,17 @@ def hostmem_uninstall() -> None:
 
 def hostmem_untouched(address: int, bytes: int, /) -> int:
     """Bytes of the range's whole pages that are not resident."""
+
+def leave_environment(
+    table: Settings,
+    values: tuple[Any, ...],
+    sources: tuple[Any, ...],
+    states: tuple[Any, ...],
+    is_grad_enabled: bool,
+    end_modes: Callable[[], object] | None,
+    /,
+) -> object:
+    """Puts settings, random states and grad mode back and ends modes; for enter_environment()."""
 
 def log_drain() -> list[tuple[int, str]]:
     """Level (0 debug to 3 error) and text of the lines written since the last call."""
@@ -586,6 +638,9 @@ def memory_live() -> tuple[int, int]:
 
 def now_ns() -> int:
     """The library's clock, in nanoseconds."""
+
+def operator_converts(name: str, /) -> bool:
+    """Whether an operator of this name first writes operands of several types in one type."""
 
 def operator_is_maker(name: str, is_pointwise: bool, /) -> bool:
     """Whether the operator can run again on its own, as far as its name says."""
@@ -758,18 +813,19 @@ def push_next(push: object, /) -> tuple[str, float, str, str | None, bytes]:
 def put_content(container: object, content: object, /) -> None:
     """Puts what content() returned back in its place."""
 
-def put_settings(rows: list[tuple[Any, Any]], values: list[Any], /) -> None:
-    """Sets the settings that differ, in the order of the rows, by the second item of each: tuples of a function, the
-    names under which it takes the last parts, and whether it takes the value. Ellipsis leaves a setting alone.
+def put_settings(table: Settings, values: tuple[Any, ...], first: int = 0, end: int = -1, /) -> None:
+    """Sets those settings, of the rows from first to before end, that differ from what read() returned, in the order
+    of the rows. Ellipsis leaves a setting alone.
     """
 
 def ranks_agree(documents: list[tuple[str, str]], local_ranks: int, /) -> tuple[str, str]:
     """Combines the hardware and config of all ranks, rank 0's first, into one pair for a common plan."""
 
-def read_settings(rows: list[tuple[Any, Any]], /) -> list[Any]:
-    """The value of each setting, by the first item of its row: a function, or a tuple of functions for the parts of a
-    tuple. Ellipsis stands for one whose function raises RuntimeError.
-    """
+def read_states(
+    sources: tuple[GeneratorMemory | tuple[Callable[[], Any], Callable[[Any], Any]], ...],
+    /,
+) -> tuple[Any, ...]:
+    """The state of each source: a GeneratorMemory, or functions that read a state and set it."""
 
 def report_html(
     model: str,
@@ -785,6 +841,9 @@ def report_html(
 
 def reset_peak_rss() -> None:
     """Resets peak_rss_bytes to rss_bytes. Raises MemScaleError if the kernel does not allow it."""
+
+def same_bytes(address: int, other: int, bytes: int, /) -> bool:
+    """Whether the memory at both addresses has the same bytes."""
 
 def savings(graph: str, hardware: str, config: str, is_absent: bool, /) -> str:
     """The bytes that each mode can save, as JSON."""
@@ -806,8 +865,19 @@ def set_modes(
     push: Callable[[Any], object],
     modes: list[Any],
     /,
+    *others: Any,
 ) -> None:
-    """Pops all modes from this thread's stack and pushes these, with torch's three functions for one kind of modes."""
+    """Pops all modes from this thread's stack and pushes these, with torch's three functions for one kind of modes;
+    then the same for another kind, if given.
+    """
+
+def settings(rows: tuple[tuple[Any, Any, Any], ...], /) -> Settings:
+    """A table of settings. A row has readers: a function, a tuple of functions for the parts of a tuple, a dictionary,
+    or a dictionary with a key; writers: tuples of a function, the names under which it takes the last parts, and
+    whether it takes the value; and probes: tuples of the symbol of a function of torch, the bytes of its result,
+    and its arguments, which are numbers, None for torch's context, or (parser's symbol, name) for an enumerator;
+    without arguments (None), of a variable of torch.
+    """
 
 def signature_ahead(known: list[str], signature: str, /) -> str | None:
     """The signature of larger inputs to trace instead if inputs keep growing, else None."""
@@ -905,3 +975,10 @@ def version() -> str:
 
 def workspace_bytes(name: str, inputs: tuple[Any, ...], outputs: tuple[Any, ...], copied: int, /) -> int:
     """The bound of what an operator takes beside operands and results; operands and `copied` as in Trace.op()."""
+
+def write_states(
+    sources: tuple[GeneratorMemory | tuple[Callable[[], Any], Callable[[Any], Any]], ...],
+    states: tuple[Any, ...],
+    /,
+) -> None:
+    """Puts back what read_states() returned. The first error is raised once all others are set."""

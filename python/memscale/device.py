@@ -18,7 +18,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from . import _core
-from .generators import GlobalState, draw_outside
+from .generators import draw_outside, sources
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +34,7 @@ __all__ = [
     "advance_generators",
     "is_out_of_memory",
     "kind_of",
+    "random_sources",
     "refusal_of_graphs",
     "training_device",
 ]
@@ -79,6 +80,7 @@ class Kind:
         pin: pins pages of host memory, from an address on, for copies at the link's full rate; returns whether the
             driver did.
         unpin: ends that, given the same address.
+        module: torch's module for the kind.
     """
 
     name: str
@@ -103,6 +105,7 @@ class Kind:
     out_of_memory: Callable[[BaseException], bool]
     pin: Callable[[int, int], bool]
     unpin: Callable[[int], None]
+    module: Callable[[], Any]
 
 
 # Messages of torch's host allocator, whose errors have no type of their own.
@@ -120,6 +123,7 @@ def _host_tensors() -> tuple[int, int]:
     return found["live_bytes"], found["peak_live_bytes"]
 
 
+@cache
 def _torch() -> Any:
     import torch
 
@@ -150,6 +154,7 @@ def _host(row: dict[str, Any]) -> Kind:
         out_of_memory=_host_memory_ran_out,
         pin=lambda _, __: False,
         unpin=lambda _: None,
+        module=_torch,
     )
 
 
@@ -183,6 +188,7 @@ def _accelerator(row: dict[str, Any]) -> Kind:
         out_of_memory=lambda error: isinstance(error, _torch().OutOfMemoryError),
         pin=lambda address, size_bytes: int(module().cudart().cudaHostRegister(address, size_bytes, 0)) == 0,
         unpin=lambda address: module().cudart().cudaHostUnregister(address),
+        module=module,
     )
 
 
@@ -235,29 +241,53 @@ def is_out_of_memory(error: BaseException) -> bool:
     return any(kind.out_of_memory(error) for kind in KINDS.values())
 
 
+def random_sources() -> tuple[Any, ...]:
+    """The global generators of torch, Python and NumPy, for `_core.read_states()`."""
+    known = _known
+    if not _core.guards_hold(known.guards):
+        known.look()
+    return known.sources
+
+
 class RandomState:
     """The states of the global generators of torch, Python and NumPy. The constructor reads them."""
 
-    __slots__ = ("_outside", "_torch")
+    __slots__ = ("_sources", "_states")
 
     def __init__(self) -> None:
-        # Every device counts: a layer may draw on one that holds neither its arguments nor its parameters.
-        generators = [HOST.generator(0), *(kind.generator(index) for kind, index in _devices_in_use())]
-        self._torch = [(generator, generator.get_state()) for generator in generators]
-        self._outside = GlobalState()
-
-    def _setters(self) -> list[tuple[Callable[[Any], object], Any]]:
-        return [(generator.set_state, state) for generator, state in self._torch] + self._outside.setters()
+        self._sources = random_sources()
+        self._states = _core.read_states(self._sources)
 
     def later(self, undo: _core.Undo) -> None:
         """Makes `undo` restore these states."""
-        for put_back, state in self._setters():
-            undo.later(put_back, state)
+        undo.later(_core.write_states, self._sources, self._states)
 
     def put_back(self) -> None:
         """Restores these states now."""
-        for put_back, state in self._setters():
-            put_back(state)
+        _core.write_states(self._sources, self._states)
+
+
+class _Known:
+    """The generators, and guards that hold as long as they are the same."""
+
+    def __init__(self) -> None:
+        self.sources: tuple[Any, ...] = ()
+        self.guards: tuple[Any, ...] = ((vars(self), "sources", None),)  # does not hold
+
+    def look(self) -> None:
+        """Looks for them again."""
+        torchs = HOST.generator(0)
+        self.sources, guards = sources(torchs)
+        self.guards = (vars(_torch()), "default_generator", torchs), *guards
+        # Every device counts: a layer may draw on one that holds neither its arguments nor its parameters.
+        for kind in ACCELERATORS:
+            self.guards += ((vars(kind.module()), "_initialized", False),)  # once it is, they are looked for each time
+        for kind, index in _devices_in_use():
+            generator = kind.generator(index)
+            self.sources += ((generator.get_state, generator.set_state),)
+
+
+_known = _Known()
 
 
 def advance_generators() -> None:

@@ -1,10 +1,11 @@
-"""The states of Python's and NumPy's global random generators, read and set in well under a microsecond.
+"""The states of the global random generators of torch, Python and NumPy, read and set in well under a microsecond.
 
-A recomputed layer must draw the numbers of its forward, so both states are read before each such layer and set for
+A recomputed layer must draw the numbers of its forward, so all states are read before each such layer and set for
 its replay. `random.getstate()` and `numpy.random.get_state()` take 20 microseconds each, because they make Python
-objects of 624 numbers. The generators keep these numbers in one piece of memory, which `_core.generator_memory()`
-compares with what it read last. Where the state lies is found by an experiment on generators of our own; if the
-experiment fails, or the generator is of another kind, the slow functions are used.
+objects of 624 numbers; torch's functions take one, because they copy 5 kB. The generators keep these numbers in one
+piece of memory, which `_core.generator_memory()` compares with what it read last. Where the state lies is found by an
+experiment on generators of our own; if the experiment fails, or the generator is of another kind, the slow functions
+are used.
 
 `memscale.device.RandomState` is the only user. All functions need the interpreter lock only. Tests:
 tests/python/test_generators.py.
@@ -16,18 +17,26 @@ import _random
 import random
 import struct
 import sys
+import threading
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import _core
 
-__all__ = ["GlobalState", "draw_outside", "python_setters"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["draw_outside", "python_setters", "sources"]
 
 _Setter = tuple[Callable[[Any], object], Any]
+_Guard = tuple[Any, str, Any]
+_Source = _core.GeneratorMemory | tuple[Callable[[], Any], Callable[[Any], Any]]
 
 _HEADER_BYTES = object.__basicsize__
 _MT19937_BYTES = 625 * 4  # 624 numbers of 32 bits and the position among them
+_TORCH_COUNTERS_BYTES = 20  # torch keeps before them: seed, numbers left, whether it is seeded, position
+_TORCH_STATE = struct.Struct("=24x624Q")  # what torch's get_state() begins with
 _GAUSS = struct.Struct("=i4xd")  # whether a second normal number waits, and the number
 
 
@@ -44,23 +53,15 @@ def python_setters(state: Any, generator: random.Random | None = None) -> list[_
     ]
 
 
-class GlobalState:
-    """The states of both generators at one moment. The constructor reads them."""
-
-    __slots__ = ("_numpy", "_python")
-
-    def __init__(self) -> None:
-        self._python = _python().read()
-        numpys = _numpy()
-        self._numpy = None if numpys is None else (numpys, numpys.read())
-
-    def setters(self) -> list[_Setter]:
-        """Builtins, each with its argument, which together set the states."""
-        found = _python().setters(self._python)
-        if self._numpy is not None:
-            generator, state = self._numpy
-            found += generator.setters(state)
-        return found
+def sources(generator: torch.Generator) -> tuple[tuple[_Source, ...], tuple[_Guard, ...]]:
+    """What reads and sets the states of torch's `generator` and of the other two, for `_core.read_states()`; and guards
+    that hold as long as nobody replaces Python's or NumPy's, for `_core.guards_hold()`."""
+    numpys, numpy = _numpy(), sys.modules.get("numpy")
+    found, guards = [_torchs_source(generator), *_python().sources], [(sys.modules, "numpy", numpy)]
+    if numpys is not None:
+        found += numpys.sources
+        guards += [(vars(numpys.module), "_rand", numpys.generator), (numpys.generator, "_bit_generator", numpys.bits)]
+    return tuple(found), tuple(guards)
 
 
 def draw_outside() -> None:
@@ -69,6 +70,71 @@ def draw_outside() -> None:
     numpys = _numpy()
     if numpys is not None:
         numpys.generator.random_sample()
+
+
+# ---- torch's -------------------------------------------------------------------------------
+
+
+@cache
+def _torchs_source(generator: torch.Generator) -> _Source:
+    """What reads and sets a generator of torch for the host: its own functions, unless its memory tells that nothing
+    has changed."""
+    kind: Any = type(generator)
+    places = _torch_places(kind)
+    return (generator.get_state, generator.set_state) if places is None else _torch_memory(generator, places)
+
+
+def _torch_memory(generator: Any, places: tuple[int, int]) -> _core.GeneratorMemory:
+    offset, size = places
+    place = generator, generator._cdata + offset, size
+    return _core.generator_memory((place,), None, generator.get_state, generator.set_state)
+
+
+@cache
+def _torch_places(kind: Callable[[], Any]) -> tuple[int, int] | None:
+    """Where in torch's generator object its numbers begin, and the bytes from there on, found in one of our own; None
+    if they can't be. The experiment has a thread of its own, because the caller's modes must not see its operators."""
+    found: list[tuple[int, int]] = []
+    thread = threading.Thread(target=lambda: found.extend(_found_in(kind())), daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # no thread can be started
+        return None
+    thread.join()
+    return found[0] if found else None
+
+
+def _found_in(generator: Any) -> list[tuple[int, int]]:
+    size = _core.heap_bytes(generator._cdata)
+    if not _MT19937_BYTES < size < 2 * _MT19937_BYTES:
+        return []
+    numbers = struct.pack("=624I", *_TORCH_STATE.unpack_from(bytes(generator.get_state().tolist())))
+    content = _core.generator_memory(((generator, generator._cdata, size),)).read()
+    offset = content.find(numbers) - _TORCH_COUNTERS_BYTES
+    if offset <= 0 or content.count(numbers) != 1:
+        return []
+    places = offset, size - offset
+    return [places] if _is_right_about_torch(generator, places) else []
+
+
+def _is_right_about_torch(generator: Any, places: tuple[int, int]) -> bool:
+    """Whether every draw from a generator of our own shows in its memory."""
+    import torch
+
+    memory = _torch_memory(generator, places)
+    draws: list[Callable[[], Any]] = [
+        lambda: torch.rand(1, generator=generator),
+        lambda: torch.randn(1, generator=generator),  # a second normal number waits
+        lambda: torch.randn(1, generator=generator),
+        lambda: torch.empty(700).exponential_(generator=generator),
+        lambda: generator.manual_seed(7),
+    ]
+    for draw in draws:
+        before = memory.read()
+        draw()
+        if memory.read() is before:
+            return False
+    return memory.read() is memory.read()
 
 
 # ---- Python's ------------------------------------------------------------------------------
@@ -83,19 +149,13 @@ class _PythonGenerator:
 
     def __init__(self) -> None:
         generator = _pythons()
-        self._memory = _python_memory(generator) if _is_right_about_python() else None
-        self._attributes = vars(generator)
-        self._put_gauss = partial(self._attributes.__setitem__, "gauss_next")
-
-    def read(self) -> Any:
-        if self._memory is None:
-            return random.getstate()
-        return self._memory.read(), self._attributes["gauss_next"]
-
-    def setters(self, state: Any) -> list[_Setter]:
-        if self._memory is None:
-            return python_setters(state)
-        return [(self._memory.write, state[0]), (self._put_gauss, state[1])]
+        attributes = vars(generator)
+        internal: Any = super(random.Random, generator)
+        self.is_known = _is_right_about_python()
+        self.sources: tuple[_Source, ...] = (
+            _python_memory(generator) if self.is_known else (internal.getstate, internal.setstate),
+            (partial(attributes.get, "gauss_next"), partial(attributes.__setitem__, "gauss_next")),
+        )
 
 
 def _python_memory(generator: random.Random) -> _core.GeneratorMemory:
@@ -131,19 +191,15 @@ class _NumpyGenerator:
     """NumPy's global generator, as long as it draws from the same source of bits."""
 
     def __init__(self, module: Any) -> None:
+        self.module = module
         self.generator = module._rand
         self.bits = self.generator._bit_generator
-        self._set_state = self.generator.set_state
         offset = _gauss_offset(module)
-        is_known = offset is not None and type(self.generator) is module.RandomState
+        is_known = offset > 0 and type(self.generator) is module.RandomState
         is_known = is_known and type(self.bits) is module._MT19937
-        self._memory = _numpy_memory(self.generator, offset) if is_known and offset is not None else None
-
-    def read(self) -> Any:
-        return self.generator.get_state(legacy=False) if self._memory is None else self._memory.read()
-
-    def setters(self, state: Any) -> list[_Setter]:
-        return [(self._set_state if self._memory is None else self._memory.write, state)]
+        self.is_known = is_known
+        get, set_ = partial(self.generator.get_state, legacy=False), self.generator.set_state
+        self.sources: tuple[_Source, ...] = (_numpy_memory(self.generator, offset) if is_known else (get, set_),)
 
 
 def _numpy_memory(generator: Any, offset: int) -> _core.GeneratorMemory:
@@ -155,20 +211,20 @@ def _numpy_memory(generator: Any, offset: int) -> _core.GeneratorMemory:
     return _core.generator_memory(places, bits.lock)
 
 
-def _gauss_offset(module: Any) -> int | None:
-    """Where in NumPy's generators the second normal number lies, found in one of our own; None if it can't be."""
+def _gauss_offset(module: Any) -> int:
+    """Where in NumPy's generators the second normal number lies, found in one of our own; 0 if it can't be."""
     generator = module.RandomState(module._MT19937(7))
     drawn = generator.standard_normal()
     state = generator.get_state()
     if state[0] != "MT19937" or state[3] != 1:
-        return None
+        return 0
     size = type(generator).__basicsize__ - _HEADER_BYTES
     content = _core.generator_memory(((generator, id(generator) + _HEADER_BYTES, size),), None).read()
     found = [at for at in range(0, size - _GAUSS.size + 1, 8) if _GAUSS.unpack_from(content, at) == (1, state[4])]
     if len(found) != 1:
-        return None
+        return 0
     offset = found[0] + _HEADER_BYTES
-    return offset if _is_right_about_numpy(generator, offset, drawn) else None
+    return offset if _is_right_about_numpy(generator, offset, drawn) else 0
 
 
 def _is_right_about_numpy(generator: Any, offset: int, drawn: float) -> bool:

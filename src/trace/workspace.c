@@ -106,7 +106,8 @@ typedef enum workspace_when {
     PROMOTES, /* each operand whose elements are not of the result's size is first written in the result's type */
     PROMOTES_IN_PLACE, /* the same, into the first operand */
     COMPARES, /* one of two operands is first written in the other's type */
-    BILINEAR /* a part of nn.Bilinear, forward or backward */
+    BILINEAR, /* a part of nn.Bilinear, forward or backward */
+    SPARSE /* indices and values of each element, twice; a trace sees an empty result */
 } workspace_when;
 
 typedef struct workspace_rule {
@@ -120,6 +121,7 @@ static const workspace_rule rules[] = {
     {"_euclidean_dist", 110, 0, 0, ALWAYS},
     {"_fft_r2c", 0, 0, 0, ALWAYS}, /* copies a strided operand */
     {"_linalg_svd", 0, 75, 0, ALWAYS},
+    {"_to_sparse", 0, 0, 0, SPARSE},
     {"_trilinear", 0, 0, 0, BILINEAR},
     {"_unique2", 400, 0, 0, ALWAYS},
     {"abs", 100, 0, 0, CONVERTS},
@@ -223,11 +225,23 @@ static uint64_t bilinear_bytes(const ms_operand *rows, const ms_operand *weight,
     return ms__add_sat(own, is_forward ? 0 : ms__mul_sat(ms__mul_sat(rows->size[0], places), item_bytes(rows)));
 }
 
+/* As if no element were zero. */
+static uint64_t sparse_bytes(const ms_operand *dense)
+{
+    uint64_t each = ms__add_sat(8 * (uint64_t)dense->rank, item_bytes(dense));
+    return ms__mul_sat(2, ms__mul_sat(ms__operand_elements(dense), each));
+}
+
 static uint64_t rule_bytes(const workspace_rule *rule, const ms_operand *inputs, size_t input_count,
                            const ms_operand *outputs, size_t output_count)
 {
-    if (rule == NULL || input_count == 0 || output_count == 0 ||
-        (rule->when == CONVERTS && item_bytes(&inputs[0]) == item_bytes(&outputs[0]))) {
+    if (rule == NULL || input_count == 0) {
+        return 0;
+    }
+    if (rule->when == SPARSE) {
+        return sparse_bytes(&inputs[0]);
+    }
+    if (output_count == 0 || (rule->when == CONVERTS && item_bytes(&inputs[0]) == item_bytes(&outputs[0]))) {
         return 0;
     }
     if (rule->when == PROMOTES) {
@@ -272,6 +286,12 @@ uint64_t ms__workspace_bytes(const char *name, const ms_operand *inputs, size_t 
 bool ms_operator_takes_workspace(const char *name)
 {
     return is_named(name, "convolution") || is_named(name, "convolution_backward") || rule_of(name) != NULL;
+}
+
+bool ms_operator_converts(const char *name)
+{
+    const workspace_rule *rule = rule_of(name);
+    return rule != NULL && (rule->when == PROMOTES || rule->when == PROMOTES_IN_PLACE || rule->when == COMPARES);
 }
 
 uint64_t ms_workspace_bytes(const char *name, const ms_operand *inputs, size_t input_count, const ms_operand *outputs,

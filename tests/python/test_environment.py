@@ -22,11 +22,11 @@ SETTINGS = {
 CODE = """
 import torch
 from memscale import _core
-from memscale.base import environment
+from memscale.base import environment, settings
 
 def seen():
     c = torch._C
-    return [c._get_fp32_precision_getter(*of) for of in environment._PRECISIONS] + [
+    return [c._get_fp32_precision_getter(*of) for of in settings._PRECISIONS] + [
         c._get_cublas_allow_bf16_reduced_precision_reduction(),
         c._get_cublas_allow_fp16_reduced_precision_reduction(), c._get_cublas_allow_fp16_accumulation()]
 

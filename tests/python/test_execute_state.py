@@ -135,6 +135,41 @@ class _Drawing(_Layer):
         return [self.python.random(), self.numpys[0].random(), self.numpys[1].rand()]
 
 
+class _Uncounted(_Layer):
+    """Writes to buffers past their versions: by NumPy's view, by `.data`, and only the sign of a zero."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("viewed", torch.ones(WIDTH))
+        self.register_buffer("data", torch.ones(2, WIDTH).t())
+        self.register_buffer("sign", torch.zeros(WIDTH))
+
+    def forward(self, x):
+        versions = [buffer._version for buffer in self.buffers()]
+        self.viewed.numpy()[:] *= 0.9
+        self.data.data.mul_(0.8)
+        self.sign.numpy()[:] *= -1
+        assert versions == [buffer._version for buffer in self.buffers()]
+        y = torch.tanh(self.linear(x)) * self.viewed * self.data[:, 0]
+        return x + self.other(torch.tanh(y) * torch.ones(WIDTH).copysign(self.sign))
+
+    def state(self):
+        return [*self.buffers(), torch.ones(WIDTH).copysign(self.sign)]
+
+
+class _Shadowing(_Layer):
+    """Makes an attribute at its first call that hides one of its class."""
+
+    temperature = 1.0
+
+    def forward(self, x):
+        self.temperature = self.temperature * 1.1
+        return x + self.other(torch.tanh(self.linear(x) * self.temperature))
+
+    def state(self):
+        return [self.temperature]
+
+
 class _Clamped(_Layer):
     """Forward writes to a parameter, so the layer can't be recomputed and isn't."""
 
@@ -170,7 +205,7 @@ class _Cached(_Layer):
         return x + self.other(torch.tanh(scaled))
 
 
-KINDS = (_Statistics, _Bank, _Containers, _Nested, _Drawing)
+KINDS = (_Statistics, _Bank, _Containers, _Nested, _Drawing, _Uncounted, _Shadowing)
 
 
 def _run(kind, start):

@@ -345,6 +345,35 @@ def test_convolutions_take_a_workspace_where_they_reorder(layout):
     assert (2 * image + weight in sizes) == reorders  # of the backward
 
 
+@pytest.mark.parametrize(
+    ("compute", "taken"),
+    [
+        (lambda x, y: y + x, 1),
+        (lambda x, y: (y > x).float() * y, 1),
+        (lambda x, y: y.clone().mul_(x), 1),
+        (lambda x, y: y * x[0, 0], 0),  # a number
+        (lambda x, y: y + y, 0),
+    ],
+)
+def test_integers_are_written_as_floats_of_the_same_size_before_arithmetic(compute, taken):
+    x, sizes = torch.ones(6, 101, dtype=torch.int32), []
+    graph = trace(Layers(lambda layers, y: compute(x, layers[0](y)), lambda: nn.Linear(101, 101)), torch.randn(6, 101))
+    for profile in graph["profiles"]:
+        events = profile["forward"]
+        freed = [i for i in range(1, len(events)) if events[i] == ["free", events[i - 1][-1]]]
+        at_once = [events[i][1] for i in freed if events[i - 1][0] == "alloc"]
+        sizes += [profile["storage_bytes"][storage] for storage in at_once]
+    assert sizes.count(x.nbytes) == taken
+
+
+def test_a_sparse_tensor_is_bounded_as_if_nothing_were_zero():
+    graph = trace(
+        Layers(lambda layers, x: layers[0](x).to_sparse().to_dense(), lambda: nn.Linear(9, 9)), torch.ones(4, 9)
+    )
+    sizes = [size for profile in graph["profiles"] for size in profile["storage_bytes"]]
+    assert 2 * 4 * 9 * (2 * 8 + 4) in sizes
+
+
 @pytest.mark.parametrize("is_expanded", [True, False])
 def test_an_expanded_gradient_is_written_out_by_a_convolution(is_expanded):
     model = nn.Conv2d(8, 8, 3, padding=1)

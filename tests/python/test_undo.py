@@ -17,7 +17,8 @@ import pytest
 import torch
 
 from memscale import _core
-from memscale.base.environment import Environment, Switches
+from memscale.base.environment import Environment
+from memscale.base.settings import Switches
 from memscale.model.quiet import hush
 from memscale.model.reach import Reach
 

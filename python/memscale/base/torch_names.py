@@ -49,6 +49,9 @@ _REQUIRED: dict[str, tuple[str, ...]] = {
         "_C._set_deterministic_algorithms",
         "_C._InferenceMode",
         "_C._set_grad_enabled",
+        "_C._is_any_autocast_enabled",
+        "_C._len_torch_dispatch_stack",
+        "_C._len_torch_function_stack",
     ),
     "making single results again": (
         "_C._DisableAutocast",

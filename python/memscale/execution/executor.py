@@ -23,7 +23,7 @@ from .. import _core
 from ..base.arguments import plain_tensors
 from ..base.aside import is_replaying, is_tracing
 from ..base.compiler import compiled_parts
-from ..base.environment import Switches
+from ..base.settings import Switches
 from ..base.signature import input_signature
 from ..base.weak import weak_method
 from ..config import Config

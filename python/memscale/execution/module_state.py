@@ -27,7 +27,6 @@ import torch
 from .. import _core
 from ..base.walk import version_of
 from ..errors import IntegrationError
-from ..model.isolation import generators_of
 from ..model.parametrized import CachedWeights
 from ..model.quiet import hush
 from ..model.reach import (
@@ -53,14 +52,23 @@ _SMALL_BYTES = 1 << 20
 they are copied at every call. Larger buffers (quantised weights, codebooks) are copied at every call
 until a call leaves them unchanged."""
 
-_SCALARS = (bool, int, float, str, type(None))
+_FROZEN_BYTES = 4 << 20
+"""Large frozen parameters of modules that are not children are copied at a layer's first calls up to these bytes in
+all."""
+
+_SCALARS = frozenset({bool, int, float, str, type(None)})
 _MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
 _SEQUENCES = (list, deque)
 _CONTAINERS = (*_MAPPINGS, *_SEQUENCES, set)
 
 _OPAQUE = (torch.Tensor, torch.nn.Module, type, types.ModuleType, types.FunctionType, types.MethodType)
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _CLOSED = ("memscale", "torch", "builtins")
 """Packages whose objects are not searched for containers."""
+
+_GENERATOR_HOLDERS = (list, dict, tuple)
+_FEW_ITEMS = 16
+"""Plain containers with more items are not searched for random generators."""
 
 _LARGE = 4096
 """Containers with more items (data sets, vocabularies) are neither copied nor restored."""
@@ -86,6 +94,7 @@ class LayerState:
         self._reached_from: list[int] = []
         self._size = self._searches = self._looks = self._watched = 0
         self._kinds: list[tuple[type, ...]] = []
+        self._room = 0
         self._writes: str | None = None
         self._rebound: set[tuple[int, str]] = set()
 
@@ -121,39 +130,45 @@ class LayerState:
         parameters = [
             _Parameter(inner, name, parameter)
             for inner in modules
+            if not _is_gathered(inner)
             for name, parameter in inner._parameters.items()
-            if parameter is not None and not _is_gathered(inner)
+            if parameter is not None
         ]
         tensors: list[tuple[dict[str, Any], str, _Buffer]] = []
         reach = self._reach_of(modules)
         modules = [*modules, *reach.modules]
+        attributes = [_Attributes(inner) for inner in modules]
+        self._room = _FROZEN_BYTES
         with torch.no_grad():
             for inner in reach.modules:
                 tensors.extend(self._frozen_of(inner))
-            for index, inner in enumerate(modules):
+            for index, (inner, held) in enumerate(zip(modules, attributes, strict=True)):
                 buffers: dict[str, Any] = inner._buffers
                 tensors.extend(
                     (buffers, name, self._copy_of((index, name), buffer))
                     for name, buffer in buffers.items()
                     if buffer is not None
                 )
-                attributes: dict[str, Any] = inner.__dict__
                 tensors.extend(
-                    (attributes, name, self._copy_of((index, name), value))
-                    for name, value in attributes.items()
-                    if _is_state_tensor(value) and (index, name) not in self._rebound
+                    (inner.__dict__, name, self._copy_of((index, name), value))
+                    for name, value in held.tensors
+                    if (index, name) not in self._rebound
                 )
             places = [found for place in reach.places if (found := self._look(place)) is not None]
             tensors.extend(found for found in places if type(found[2]) is _Buffer)
-        generators = {id(generator): generator for inner in modules for generator in generators_of(inner)}
+        generators = {id(generator): generator for held in attributes for generator in held.generators}
         generators.update((id(generator), generator) for generator in reach.generators)
         return ModuleState(
             self,
             modules,
             parameters,
             tensors,
-            [_scalars(inner) for inner in modules],
-            [found for inner in modules for found in _containers(inner)],
+            [held.scalars for held in attributes],
+            [
+                (inner.__dict__, name, value, value.copy())
+                for inner, held in zip(modules, attributes, strict=True)
+                for name, value in held.containers
+            ],
             list(generators.values()),
             _Reached(reach, [found for found in places if type(found[2]) is not _Buffer]),
             [(mode, self._of_mode(mode)) for mode in modes],
@@ -186,15 +201,18 @@ class LayerState:
 
     def _frozen_of(self, module: torch.nn.Module) -> Iterator[tuple[dict[str, Any], str, _Buffer]]:
         """The parameters without gradients of a module that is not a child, such as a teacher's, which the layer may
-        move. A large one is not copied: if the call writes it, the layer can't be repeated."""
+        move. Beyond `_FROZEN_BYTES` a large one is not copied: if the call writes it, the layer can't be repeated."""
         parameters: dict[str, Any] = module._parameters
         for name, value in parameters.items():
             if value is not None and not value.requires_grad and value.is_leaf and not value.is_inference():
                 key = (id(parameters), name)
-                if value.nbytes > _SMALL_BYTES:
+                is_large = value.nbytes > _SMALL_BYTES
+                if is_large and value.nbytes > self._room:
                     yield parameters, name, _Buffer(key, value, version_of(value), None)
-                else:
-                    yield parameters, name, self._copy_of(key, value)
+                    continue
+                found = self._copy_of(key, value)
+                self._room -= value.nbytes if is_large and found.copy is not None else 0
+                yield parameters, name, found
 
     def _copy_of(self, key: tuple[int, str], buffer: torch.Tensor) -> _Buffer:
         if buffer.nbytes > _SMALL_BYTES:
@@ -204,7 +222,7 @@ class LayerState:
                 return _Buffer(key, buffer, version, None)
             return _Buffer(key, buffer, version, buffer.detach().clone())
         copy = self._copies.get(key)
-        if copy is None or buffer.device.type != "cpu" or not _equal(copy, buffer):
+        if copy is None or buffer.device.type != "cpu" or not _has_bytes(copy, buffer):
             copy = self._copies[key] = buffer.detach().clone()
         return _Buffer(key, buffer, version_of(buffer), copy)
 
@@ -338,13 +356,13 @@ class ModuleState:
     """The state before one call."""
 
     __slots__ = (
-        "_buffer_names",
         "_cached_weights",
         "_containers",
         "_generators",
         "_layer",
         "_modes",
         "_modules",
+        "_names",
         "_parameters",
         "_reached",
         "_scalars",
@@ -365,7 +383,7 @@ class ModuleState:
     ) -> None:
         self._layer = layer
         self._modules = modules
-        self._buffer_names = [tuple(module._buffers) for module in modules]
+        self._names = [(tuple(module.__dict__), tuple(module._buffers)) for module in modules]
         self._cached_weights = CachedWeights()
         self._parameters = parameters
         self.tensors = tensors
@@ -399,7 +417,7 @@ class ModuleState:
             note_attributes(module, undo)
         for state in reached:
             state.note(undo)
-        self._drop_later_buffers()
+        self._drop_later_names()
         for generator, drawn in self._generators:
             note_generator(undo, generator)
             set_generator(generator, drawn)
@@ -424,12 +442,14 @@ class ModuleState:
             state.bind(undo)
         self._cached_weights.put(undo)
 
-    def _drop_later_buffers(self) -> None:
-        """Removes buffers that the call, or a later one, has registered."""
-        for module, names in zip(self._modules, self._buffer_names, strict=True):
-            if len(module._buffers) != len(names):
-                for name in [name for name in module._buffers if name not in names]:
-                    del module._buffers[name]
+    def _drop_later_names(self) -> None:
+        """Removes attributes and buffers that the call, or a later one, has made."""
+        for module, both in zip(self._modules, self._names, strict=True):
+            held: tuple[dict[str, Any], dict[str, Any]] = (module.__dict__, module._buffers)
+            for holder, names in zip(held, both, strict=True):
+                if len(holder) != len(names):
+                    for name in [name for name in holder if name not in names and not name.startswith("_memscale")]:
+                        del holder[name]
 
     def _bind_containers(self) -> None:
         """Binds copies with the content before the call; a container under several names gets one copy."""
@@ -441,8 +461,33 @@ class ModuleState:
 _MISSING = object()
 
 
-def _scalars(module: torch.nn.Module) -> dict[str, Any]:
-    return _scalars_in(module.__dict__)
+class _Attributes:
+    """What a module's attributes hold. One pass over them, because every call of a layer takes one for each module."""
+
+    __slots__ = ("containers", "generators", "scalars", "tensors")
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.scalars: dict[str, Any] = {}
+        self.tensors: list[tuple[str, torch.Tensor]] = []
+        self.containers: list[tuple[str, Any]] = []  # plain ones, and NumPy's arrays
+        self.generators: list[Any] = []  # of torch, Python and NumPy, those in plain containers included
+        attributes: dict[str, Any] = module.__dict__
+        for name, value in attributes.items():
+            if type(value) in _SCALARS:
+                self.scalars[name] = value
+            elif name not in _MODULES_OWN:
+                self._add(name, value)
+
+    def _add(self, name: str, value: Any) -> None:
+        kind = type(value)
+        if _is_state_tensor(value):
+            self.tensors.append((name, value))
+        elif is_array(value) or kind in _CONTAINERS and _is_plain(value):
+            self.containers.append((name, value))
+        items: Any = (value,)
+        if kind in _GENERATOR_HOLDERS:
+            items = () if len(value) > _FEW_ITEMS else value.values() if kind is dict else value
+        self.generators.extend(item for item in items if generator_state(item) is not None)
 
 
 def _scalars_in(attributes: dict[str, Any]) -> dict[str, Any]:
@@ -463,16 +508,13 @@ def _is_small_state(value: Any) -> bool:
     return _is_state_tensor(value) and value.nbytes <= _SMALL_BYTES
 
 
-def _containers(module: torch.nn.Module) -> Iterator[tuple[dict[str, Any], str, Any, Any]]:
-    """Plain containers among a module's attributes, each as (holder, name, container, copy)."""
-    attributes: dict[str, Any] = module.__dict__
-    for name, value in attributes.items():
-        if is_array(value):
-            yield attributes, name, value, value.copy()
-        elif type(value) in _CONTAINERS and name not in _MODULES_OWN and len(value) <= _LARGE:
-            items = value.values() if type(value) in _MAPPINGS else value
-            if not any(isinstance(item, _OPAQUE) and not _is_small_state(item) for item in items):
-                yield attributes, name, value, value.copy()
+def _is_plain(container: Any) -> bool:
+    """Whether a container has few items, and none is a module, a class or another tensor than a small one without a
+    graph."""
+    if len(container) > _LARGE:
+        return False
+    items = container.values() if type(container) in _MAPPINGS else container
+    return not any(isinstance(item, _OPAQUE) and not _is_small_state(item) for item in items)
 
 
 def _holds_graph(value: Any, depth: int) -> bool:
@@ -493,8 +535,13 @@ def _is_gathered(module: torch.nn.Module) -> bool:
     return sharded is not None and any(isinstance(value, sharded) for value in module._parameters.values())
 
 
-def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
+def _has_bytes(copy: torch.Tensor, buffer: torch.Tensor) -> bool:
+    """Whether `buffer` still has the bytes of its copy. Its version does not tell: batch norms, NumPy's views and
+    `.data` write without counting."""
+    are_plain = type(buffer) in _PLAIN and buffer.layout is torch.strided and buffer.is_contiguous()
+    if not are_plain or copy.dtype is not buffer.dtype or copy.shape != buffer.shape or not copy.is_contiguous():
+        return False
+    return _core.same_bytes(copy.data_ptr(), buffer.data_ptr(), buffer.nbytes)
 
 
 def note_attributes(module: torch.nn.Module, undo: Any) -> None:

@@ -23,8 +23,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..base.composites import Without
-from ..base.environment import Modes, Switches
+from ..base.environment import Modes
 from ..base.modes import leave
+from ..base.settings import Switches
 from ..base.walk import tensors_of
 from ..errors import IntegrationError
 from ..model.isolation import note_reach
@@ -339,7 +340,7 @@ class _Call:
 
     def __init__(self) -> None:
         self._switches = Switches()
-        self._modes = Modes()
+        self._modes = Modes.now()
 
     def put(self, undo: Any) -> None:
         """Restores the switches and modes of the call; `undo` puts the present ones back."""

@@ -20,7 +20,7 @@ import torch
 
 from .. import _core
 from ..base.arguments import plain_tensors
-from ..base.environment import Switches
+from ..base.settings import Switches
 from ..base.walk import loss_of
 from ..device import advance_generators
 from ..errors import IntegrationError

@@ -14,20 +14,21 @@ import gc
 import logging
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import torch
 
 from .. import _core
-from ..base.environment import Switches, enable_hooks, without_modes
+from ..base.environment import enable_hooks, without_modes
+from ..base.settings import Switches
 from ..device import RandomState
 from .parametrized import without_cached_weights
 from .quiet import hush
-from .reach import Reach, generator_state, has_content, note_generator, read_place, write_place
+from .reach import Reach, has_content, note_generator, read_place, write_place
 from .witness import Witness
 
-__all__ = ["Snapshot", "generators_of", "isolated", "note_reach"]
+__all__ = ["Snapshot", "isolated", "note_reach"]
 
 _DEPTH = 4
 """Containers below a module's attributes are followed down to this depth."""
@@ -39,11 +40,6 @@ _MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
 _SEQUENCES = (list, deque)
 _OPAQUE = (torch.Tensor, torch.nn.Module, type, types.ModuleType, types.FunctionType, types.MethodType)
 _OURS = __name__.partition(".")[0]
-
-_GENERATOR_HOLDERS = (list, dict, tuple)
-
-_FEW_ITEMS = 16
-"""Longer containers are not searched for generators."""
 
 
 class Snapshot:
@@ -90,18 +86,6 @@ class Snapshot:
             self._own.append(value)
         for item in inner:
             self._remember(item, depth - 1, is_own)
-
-
-def generators_of(module: torch.nn.Module) -> Iterator[Any]:
-    """The random number generators of torch, Python and NumPy among a module's attributes and in
-    plain containers there."""
-    for value in module.__dict__.values():
-        items: Any = (value,)
-        if type(value) in _GENERATOR_HOLDERS and 0 < len(value) <= _FEW_ITEMS:
-            items = value.values() if type(value) is dict else value
-        for item in items:
-            if generator_state(item) is not None:
-                yield item
 
 
 Result = TypeVar("Result")

@@ -43,6 +43,8 @@ __all__ = [
     "is_state",
     "names_of",
     "note_generator",
+    "operator_function",
+    "operators_named",
     "read_place",
     "set_generator",
     "stored_by",
@@ -82,13 +84,20 @@ _CHANGES = {
     "os": frozenset(
         {
             *("mkdir", "makedirs", "remove", "unlink", "rename", "renames", "replace", "rmdir", "removedirs", "link"),
-            *("symlink", "truncate", "system", "popen", "kill", "putenv", "chdir"),
+            *("symlink", "truncate", "system", "popen", "kill", "putenv", "chdir", "getcwd", "getcwdb"),
         }
     ),
     "shutil": frozenset({"copy", "copy2", "copyfile", "copytree", "move", "rmtree"}),
     "subprocess": frozenset({"run", "call", "check_call", "check_output", "Popen"}),
+    "posix": frozenset({"getcwd", "getcwdb"}),  # where those of os come from
 }
-"""Functions of libraries that change what no undo can restore."""
+"""Functions of libraries that change what no undo can restore, or read the working directory, which a loop may change
+for its forward."""
+
+_CALLERS = frozenset({"_getframe", "currentframe", "extract_stack", "format_stack", "walk_stack"})
+_CALLERS_OF = {"inspect": frozenset({"stack"}), "sys": frozenset(), "traceback": frozenset({"print_stack"})}
+"""Functions of these modules that show code its callers, by which it could tell a replay. Libraries use them for their
+logs."""
 
 _LASTING = frozenset(
     {
@@ -100,7 +109,7 @@ _LASTING = frozenset(
 
 _OPENED = (
     *(UserDict, UserList, UserString, types.SimpleNamespace, threading.Semaphore, threading.Event),
-    *(weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary),
+    *(weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, torch.optim.Optimizer),
 )
 _OPENED_NAMES = frozenset({"queue.Queue", "argparse.Namespace", "collections.ChainMap", "tqdm.std.tqdm"})
 """Classes of libraries whose objects' attributes are searched."""
@@ -195,6 +204,8 @@ class Reach:
         names = set(names_of(code))
         scope = function.__globals__
         self._look_at_names(names, code, scope, owner)
+        for own in operators_named(names):
+            self._function(own, depth - 1)
         for cell in function.__closure__ or ():
             self._place(cell, "cell_contents", depth, names)
         for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
@@ -207,7 +218,9 @@ class Reach:
                 value = scope[name]
                 if isinstance(value, types.ModuleType):
                     self._python_module(value, names, depth)
+                    self._look_at_callers(value.__name__, names, code)
                 else:
+                    self._look_at_callers(getattr(value, "__module__", None), {getattr(value, "__name__", "")}, code)
                     self._look_at_function(value)
                     self._place(scope, name, depth, names)
             if owner is not None:
@@ -230,6 +243,12 @@ class Reach:
         library = str(getattr(value, "__module__", None)).partition(".")[0]
         if library in _CHANGES and getattr(value, "__name__", None) in _CHANGES[library]:
             self._hold(f"its code calls {value.__name__}()")
+
+    def _look_at_callers(self, library: Any, names: set[str], code: types.CodeType) -> None:
+        if library in _CALLERS_OF and "site-packages" not in code.co_filename:
+            found = names & (_CALLERS | _CALLERS_OF[library])
+            if found:
+                self._hold(f"its code looks at its callers by {library}.{min(found)}()")
 
     def _hold(self, obstacle: str) -> None:
         if self.obstacle is None:
@@ -324,6 +343,8 @@ class Reach:
             self._logger(value)
         elif isinstance(value, type):
             return
+        elif (own := operator_function(value)) is not None:
+            self._function(own, depth - 1)
         elif _is_lasting(value):
             self._hold(f"its code reaches a {kind.__name__} of {kind.__module__}")
         elif isinstance(value, Iterator) and not hasattr(value, "fileno"):
@@ -352,6 +373,8 @@ class Reach:
         owner = value.__self__
         if isinstance(value, types.MethodType):
             self._function(value.__func__, depth - 1, owner)
+        else:
+            self._look_at_function(value)
         if not isinstance(owner, (types.ModuleType, torch.nn.Module)):
             self._visit(owner, depth - 1)
 
@@ -503,6 +526,23 @@ def is_opened(value: Any) -> bool:
     kind = type(value)
     names = (f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__)
     return isinstance(value, _OPENED) or any(name in _OPENED_NAMES for name in names)
+
+
+def operators_named(names: set[str]) -> list[Any]:
+    """The Python functions of the user's own operators that code with these names may call, as
+    `torch.ops.library.operator(x)`."""
+    custom: Any = sys.modules.get("torch._library.custom_ops")
+    known = getattr(custom, "OPDEFS", {}) if "ops" in names else {}
+    return [made._init_fn for name, made in list(known.items()) if names.issuperset(name.split("::"))]
+
+
+def operator_function(value: Any) -> Any:
+    """The Python function of an operator of the user's own; None for any other value."""
+    packet = getattr(value, "_overloadpacket", value) if isinstance(value, torch._ops.OpOverload) else value
+    if isinstance(packet, torch._ops.OpOverloadPacket):
+        functions = operators_named({"ops", *packet._qualified_op_name.split("::")})
+        return functions[0] if functions else None
+    return getattr(value, "_init_fn", None) if type(value).__name__ == "CustomOpDef" else None
 
 
 def names_of(code: types.CodeType) -> Iterator[str]:

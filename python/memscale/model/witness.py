@@ -32,6 +32,8 @@ from .reach import (
     is_opened,
     names_of,
     note_generator,
+    operator_function,
+    operators_named,
     read_place,
     stored_by,
 )
@@ -146,6 +148,8 @@ class Witness:
                 self._add((value.contents, name))
         elif isinstance(value, _AROUND):
             self._add(*((getattr(value, inner, None), name) for inner in _INNER))
+        elif (own := operator_function(value)) is not None:
+            self._add((own, name))
         elif not is_closed(kind) or is_opened(value) or isinstance(value, threading.local):
             self._object(value, name)
 
@@ -236,6 +240,7 @@ class Witness:
             self._add(*((item, key) for key, item in function.__dict__.items()))
         scope = function.__globals__
         names = set(names_of(function.__code__))
+        self._add(*((own, own.__name__) for own in operators_named(names)))
         if names & _ALL_NAMES:
             names |= {name for name, value in scope.items() if not isinstance(value, (type, types.FunctionType))}
         for name in names & scope.keys():

@@ -39,6 +39,7 @@ class _Operator(NamedTuple):
     mutable: bool
     random: bool
     takes_workspace: bool = False
+    converts: bool = False
     copies: bool = False  # operands that are not contiguous, first
     maker: bool = False  # it can run again on its own
     adds: bool = False
@@ -210,7 +211,7 @@ class LiveTracer(TorchDispatchMode):
         operands = [(tensor.shape, _bytes(tensor)) for tensor in tensors_of(args)]
         if kwargs:
             operands.extend((tensor.shape, _bytes(tensor)) for tensor in tensors_of(kwargs.values()))
-        copied = _copied(operator, args) if operator.takes_workspace else None
+        copied = _copied(operator, args, result) if operator.takes_workspace else None
         self._trace.op(_name_of(operator, kwargs), tuple(operands), tuple(outputs), copied)
         if self._frame is not None:
             if operator.mutable:
@@ -507,6 +508,7 @@ def _describe(func: Any, run: Callable[..., Any]) -> _Operator:
         mutable=schema.is_mutable,
         random=random,
         takes_workspace=_core.operator_takes_workspace(str(func)),
+        converts=_core.operator_converts(str(func)),
         copies=str(func).startswith(("aten.convolution.", "aten.convolution_backward.", "aten._fft_r2c.")),
         maker=is_maker(func),
         adds=str(func) == "aten.add.Tensor",
@@ -530,18 +532,32 @@ def is_maker(func: Any) -> bool:
     return _core.operator_is_maker(str(func), torch.Tag.pointwise in func.tags)
 
 
-def _copied(operator: _Operator, args: tuple[Any, ...]) -> int | None:
+def _copied(operator: _Operator, args: tuple[Any, ...], result: Any) -> int | None:
     """Which operands the operator copies before it computes, a bit for each; None if it takes no workspace: on another
     device than the CPU, or a convolution of operands in channels_last, which it need not reorder."""
-    tensors = tensors_of(args)
+    tensors = list(tensors_of(args))
     if any(tensor.device.type != "cpu" for tensor in tensors):
         return None
+    if operator.converts:
+        return _converted(tensors[:2], next(tensors_of(result)).dtype)
     if not operator.copies:
         return 0
     images = [tensor for tensor in args[:2] if isinstance(tensor, torch.Tensor)]
     if any(_is_channels_last(tensor) for tensor in images):
         return None
     return sum(1 << place for place, tensor in enumerate(images) if not tensor.is_contiguous())
+
+
+def _converted(operands: list[torch.Tensor], made: torch.dtype) -> int:
+    """The operands that are written in another type of the same size, such as integers added to floats; a bit for
+    each."""
+    if made is torch.bool and len(operands) == 2:  # a comparison
+        made = torch.result_type(*operands)
+    return sum(
+        1 << place
+        for place, operand in enumerate(operands)
+        if operand.dtype is not made and operand.dtype.itemsize == made.itemsize and operand.dim() > 0
+    )
 
 
 def _is_channels_last(tensor: torch.Tensor) -> bool:

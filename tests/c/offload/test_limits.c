@@ -21,7 +21,22 @@ static const bool has_own_memory = true;
 
 static bool limit(int resource, rlim_t most)
 {
-    return setrlimit(resource, &(struct rlimit){most, most}) == 0;
+    struct rlimit limits;
+    if (getrlimit(resource, &limits) != 0) {
+        return false;
+    }
+    limits.rlim_cur = most;
+    return setrlimit(resource, &limits) == 0;
+}
+
+/* Puts the limit of files back, because coverage data are written at the end of a process. */
+static void lift_limit(void)
+{
+    struct rlimit limits;
+    if (getrlimit(RLIMIT_FSIZE, &limits) == 0) {
+        limits.rlim_cur = limits.rlim_max;
+        (void)setrlimit(RLIMIT_FSIZE, &limits);
+    }
 }
 
 /* ---- in the process ------------------------------------------------------------------ */
@@ -303,6 +318,7 @@ int main(int argc, char **argv)
     if (argc == 4) { /* the process that a test starts */
         choose_backend(strtoul(argv[2], NULL, 10), argv[3]);
         cases[strtoul(argv[1], NULL, 10)].body();
+        lift_limit();
         return wrong;
     }
     const struct CMUnitTest tests[] = {

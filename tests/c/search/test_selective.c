@@ -208,6 +208,42 @@ static void a_plan_carries_its_selections(void **state)
     ms_free(hardware);
 }
 
+/* Each allocation in turn fails, while a plan with selections is made and while it is read. */
+static void selections_fail_cleanly_out_of_memory(void **state)
+{
+    (void)state;
+    ms_graph *graph = fixture_graph(5);
+    ms_hardware *hardware = fixture_real_hardware();
+    ms_config config;
+    ms_plan *plan = NULL, *read = NULL;
+    ms_error err;
+    ms_config_default(&config);
+    uint64_t before = ms_memory_live_blocks(), nth = 0;
+    int rc;
+    do {
+        ms_fault_arm(MS_FAULT_ALLOC, ++nth, 0);
+        rc = ms_plan_uniform(graph, hardware, &config, MS_TECHNIQUE_SELECTIVE_1, &plan, &err);
+        assert_true(rc == MS_OK || (rc == MS_ENOMEM && ms_memory_live_blocks() == before));
+    } while (rc != MS_OK);
+    ms_fault_disarm_all();
+    assert_int_equal(plan->selection_count, 1);
+    char *text = ms_plan_to_json(plan);
+    before = ms_memory_live_blocks();
+    nth = 0;
+    do {
+        ms_fault_arm(MS_FAULT_ALLOC, ++nth, 0);
+        rc = ms_plan_parse(text, &read, &err);
+        assert_true(rc == MS_OK || (rc == MS_ENOMEM && ms_memory_live_blocks() == before));
+    } while (rc != MS_OK);
+    ms_fault_disarm_all();
+    assert_int_equal(read->selection_count, 1);
+    ms_free(text);
+    ms_plan_free(plan);
+    ms_plan_free(read);
+    ms_graph_free(graph);
+    ms_free(hardware);
+}
+
 static void bad_makers_are_refused(void **state)
 {
     (void)state;
@@ -256,9 +292,13 @@ static void makers_are_written_and_read(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(dropped_tensors_are_recomputed), cmocka_unit_test(undropped_tensors_move),
-        cmocka_unit_test(sets_end_where_the_price_jumps), cmocka_unit_test(offering_sets_never_makes_a_plan_worse),
-        cmocka_unit_test(a_plan_carries_its_selections),  cmocka_unit_test(bad_makers_are_refused),
+        cmocka_unit_test(dropped_tensors_are_recomputed),
+        cmocka_unit_test(undropped_tensors_move),
+        cmocka_unit_test(sets_end_where_the_price_jumps),
+        cmocka_unit_test(offering_sets_never_makes_a_plan_worse),
+        cmocka_unit_test(a_plan_carries_its_selections),
+        cmocka_unit_test(bad_makers_are_refused),
+        cmocka_unit_test(selections_fail_cleanly_out_of_memory),
         cmocka_unit_test(makers_are_written_and_read),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,8 +1,8 @@
 """Finds the optimizers that update a model.
 
-A script makes its optimizer before its first training forward, and `wrap()` is not given it. The profiler asks here what
-will step, instead of assuming the state of an AdamW; the session asks how much of a baseline is state that a resumed
-run has already. Nothing is kept and nothing changed.
+A script makes its optimizer before its first training forward, and `wrap()` is not given it. The profiler asks here
+what will step, instead of assuming the state of an AdamW; the session asks how much of a baseline is state that a
+resumed run has already. Nothing is kept and nothing changed.
 """
 
 from __future__ import annotations

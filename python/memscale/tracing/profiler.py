@@ -83,8 +83,8 @@ class MemoryProfiler:
             sample_args, sample_kwargs: arguments of a training forward. Only shapes, dtypes and plain
                 values matter. Tensors are not read, except masks in host memory.
             optimizer: the optimizer that will step; None: those that live and update the model's parameters. A
-                copy is stepped on fake gradients. If there is none, or that fails, or it is somebody else's that was not
-                given, an AdamW's state is assumed.
+                copy is stepped on fake gradients. If there is none, or that fails, or it is somebody else's that was
+                not given, an AdamW's state is assumed.
             calls: records how layers are called.
 
         The first attempt lets transformers branch on values (`libraries_branch_on_values`). It fails if

@@ -1,5 +1,5 @@
-"""bench/gpu on the double: every wrapped variant finishes, keeps to its budget and has the unmodified bits. (Its messages
-and its page are tested in tests/python/test_gpu_bench.py. At 35% no plan fits: the reserve is half of that budget.)"""
+"""bench/gpu on the double: every wrapped variant finishes, keeps to its budget and has the unmodified bits. (Its
+messages and its page are tested in tests/python/test_gpu_bench.py. At 35% no plan fits: the reserve is half of it.)"""
 
 from __future__ import annotations
 

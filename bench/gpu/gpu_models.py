@@ -21,7 +21,7 @@ NAMES = (
 )
 LARGE = "gpt2-large"  # the model of the goal for offload's step time
 LARGE_LEAST_BYTES = 60 << 30  # of GPU memory, for LARGE; smaller GPUs get GPT-2 Medium
-# Of small models and their batches. A plan must leave room for the workspaces of a step (25 MB), whatever its size: with
+# Of small models and their batches. A plan leaves room for the workspaces of a step (25 MB), whatever its size: with
 # fewer layers or tokens no plan would fit a share of the unmodified peak.
 SMALL_LAYERS, SMALL_SHAPE, SMALL_PICTURES = 6, (16, 128), 8
 

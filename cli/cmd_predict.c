@@ -19,7 +19,8 @@
 
 static const char help[] = "Usage: memscale predict --hf FILE --batch B [--seq S] [--budget BYTES]\n"
                            "                        [--dtype TYPE] [--optimizer NAME] [--lora RANK]\n"
-                           "                        [--hardware NAME] [--json | --graph]\n"
+                           "                        [--mode MODE] [--hardware NAME] [--host-memory BYTES]\n"
+                           "                        [--json | --graph]\n"
                            "                        [--ranks N (--ddp | --fsdp) [--link BYTES]]\n"
                            "\n"
                            "Predicts the memory of a training step of a Hugging Face model: unoptimized, with\n"
@@ -34,13 +35,17 @@ static const char help[] = "Usage: memscale predict --hf FILE --batch B [--seq S
                            "  --seq S           tokens in a sequence; not for models that take none\n"
                            "  --dtype TYPE      of the weights: float32 (default), bfloat16, float16\n"
                            "  --optimizer NAME  adamw (default), adam, sgd, sgd-momentum, rmsprop, adagrad,\n"
-                           "                    adafactor; memscale-adamw, whose state can be on disk;\n"
-                           "                    adamw-8bit\n"
+                           "                    adafactor; memscale-adamw, whose state can be on disk\n"
+                           "                    or, for a GPU, in host memory; adamw-8bit\n"
                            "  --lora RANK       train adapters of this rank on all linear layers (needs PEFT)\n"
                            "  --budget BYTES    plan for this budget: 4000000000, 4.0GB, 3.7GiB\n"
+                           "  --mode MODE       what the plan may use: conservative, balanced (default),\n"
+                           "                    aggressive (gradients released in backward)\n"
                            "  --hardware NAME   a saved machine's file, or a GPU to train on in this machine:\n"
                            "                    rtx-4090, h100, ... (memscale hardware --cards); this machine\n"
                            "                    if not given\n"
+                           "  --host-memory BYTES\n"
+                           "                    free host memory, in place of the machine's\n"
                            "  --ranks N         a rank's share of a training on N ranks, 1 to 65536; --batch is\n"
                            "                    each rank's\n"
                            "  --ddp             every rank holds the whole model\n"
@@ -55,6 +60,9 @@ static const char help[] = "Usage: memscale predict --hf FILE --batch B [--seq S
                            "  memscale predict --hf config.json --batch 4 --seq 512 --budget 4.0GB\n"
                            "  memscale predict --hf config.json --batch 8 --seq 2048 --hardware rtx-4090 \\\n"
                            "                   --dtype bfloat16 --lora 16\n"
+                           "  memscale predict --hf config.json --batch 4 --seq 1024 --hardware rtx-4090 \\\n"
+                           "                   --host-memory 64GB --dtype bfloat16 --budget 8GB \\\n"
+                           "                   --optimizer memscale-adamw --mode aggressive\n"
                            "  memscale predict --hf config.json --batch 2 --seq 4096 --hardware h100 \\\n"
                            "                   --dtype bfloat16 --ranks 64 --fsdp\n"
                            "\n"
@@ -63,11 +71,11 @@ static const char help[] = "Usage: memscale predict --hf FILE --batch B [--seq S
                            "machine (the smallest plan is printed), 2 for a wrong option or file.\n";
 
 typedef struct predict_request {
-    const char *hf_path, *batch, *seq, *budget, *hardware_path;
+    const char *hf_path, *batch, *seq, *budget, *hardware_path, *mode, *host_memory;
     const char *dtype, *optimizer, *lora; /* only a trace knows them */
     const char *ranks, *link;
     bool as_json, as_graph, ddp, fsdp;
-    uint64_t batch_size, seq_length, budget_bytes;
+    uint64_t batch_size, seq_length, budget_bytes, host_bytes;
     ms_cluster cluster; /* 0 ranks: not asked */
 } predict_request;
 
@@ -77,6 +85,7 @@ typedef struct predict_work {
     ms_config config;
     ms_cluster_share share;
     ms_plan *plan;
+    ms_plan *settled; /* the plan once the loop has been observed, if that is faster; or NULL */
     uint64_t smallest_bytes;
 } predict_work;
 
@@ -134,6 +143,9 @@ static int check_request(predict_request *request)
         return cli_usage_error("predict", "--json excludes --graph");
     }
     int status = check_cluster(request);
+    if (status == CLI_OK && request->host_memory != NULL) {
+        status = cli_parse_bytes("predict", "--host-memory", request->host_memory, 1, &request->host_bytes);
+    }
     if (status == CLI_OK && request->budget != NULL) {
         status = cli_parse_bytes("predict", "--budget", request->budget, 1, &request->budget_bytes);
     }
@@ -203,12 +215,47 @@ static int find_smallest(predict_work *work, ms_error *err)
     return rc == MS_EINFEASIBLE ? MS_OK : rc;
 }
 
+enum { FASTER_PERCENT = 95 };
+
+/* The plan is made for a careful loop until it has seen the real one. This is its successor, after two steps, if the
+ * loop is as most are: it clears the gradients before each forward and lets go of the outputs before backward. */
+static int make_settled(predict_work *work, ms_error *err)
+{
+    ms_graph usual = *work->graph;
+    usual.loop.observed = true;
+    usual.loop.outputs_held = usual.loop.gradients_live_in_forward = false;
+    if (work->graph->loop.observed || work->plan->skipped) {
+        return MS_OK;
+    }
+    int rc = ms_pipeline_plan(&usual, work->hardware, &work->config, &work->settled, err);
+    uint64_t enough_ns = ms__mul_div(work->plan->replay.step_ns, FASTER_PERCENT, 100);
+    if (rc == MS_OK && work->settled->replay.step_ns > enough_ns) {
+        ms_plan_free(work->settled);
+        work->settled = NULL;
+    }
+    return rc == MS_EINFEASIBLE ? MS_OK : rc;
+}
+
+static int apply_request(const predict_request *request, predict_work *work)
+{
+    ms_config *config = &work->config;
+    ms_ram *ram = &work->hardware->ram;
+    ms_config_default(config);
+    if (request->mode != NULL && ms_mode_parse(request->mode, &config->mode) != MS_OK) {
+        return cli_usage_error("predict", "--mode %s: give conservative, balanced or aggressive", request->mode);
+    }
+    if (request->host_bytes > 0) {
+        ram->available_bytes = request->host_bytes;
+        ram->total_bytes = ms__max_u64(ram->total_bytes, request->host_bytes);
+    }
+    return CLI_OK;
+}
+
 static int make_plan(const predict_request *request, predict_work *work)
 {
     ms_error err = {0};
     int rc = MS_OK;
     ms_config *config = &work->config;
-    ms_config_default(config);
     config->memory_budget_bytes = request->budget_bytes != 0 ? request->budget_bytes : config->memory_budget_bytes;
     if (request->cluster.ranks > 0) {
         rc = ms_cluster_apply(&request->cluster, work->graph, work->hardware, config, &work->share, &err);
@@ -221,6 +268,9 @@ static int make_plan(const predict_request *request, predict_work *work)
     }
     if (rc == MS_EINFEASIBLE) {
         return cli_infeasible(&err, request->as_json);
+    }
+    if (rc == MS_OK) {
+        rc = make_settled(work, &err);
     }
     return rc == MS_OK ? CLI_OK : cli_fail(&err);
 }
@@ -276,6 +326,10 @@ static char *json_of(const predict_request *request, const predict_work *work)
     if (request->cluster.ranks > 0) {
         add_cluster_json(&text, &request->cluster, &work->share);
     }
+    if (work->settled != NULL) {
+        ms__text_add(&text, "  \"settled\": {\"peak_bytes\": %" PRIu64 ", \"step_ns\": %" PRIu64 "},\n",
+                     work->settled->replay.peak_bytes, work->settled->replay.step_ns);
+    }
     ms__text_add(&text, "  \"plan\": %s\n}\n", plan);
     ms_free(plan);
     return ms__text_take(&text);
@@ -284,6 +338,13 @@ static char *json_of(const predict_request *request, const predict_work *work)
 static bool fits_device(const predict_work *work)
 {
     return work->plan->replay.peak_bytes <= ms_hardware_device_bytes(work->hardware);
+}
+
+/* Whether the plan needs memscale's optimizer. */
+static bool places_state(const ms_plan *plan)
+{
+    return plan->step_options[MS_STEP_STATE_ON_HOST].chosen || plan->step_options[MS_STEP_STATE_ON_DISK].chosen ||
+           plan->step_options[MS_STEP_GRADIENT_RELEASE].chosen;
 }
 
 /* The line to paste, or that there is none. */
@@ -295,11 +356,26 @@ static void add_config(ms__text *text, const predict_work *work)
                      ms__text_bytes(ms_hardware_device_bytes(work->hardware)).text);
         return;
     }
-    ms__text_add(text, "  to use it   memscale.wrap(model, memscale.Config(");
+    bool ours = places_state(work->plan);
+    bool is_usual = work->config.mode == MS_MODE_BALANCED;
+    ms__text_add(text, "  to use it   memscale.%s, memscale.Config(",
+                 ours ? "apply_all_optimizations(model, optimizer" : "wrap(model");
     if (pressure->budget_given) {
-        ms__text_add(text, "memory_budget_gb=%.12g", (double)pressure->allowed_bytes / 1e9);
+        ms__text_add(text, "memory_budget_gb=%.12g%s", (double)pressure->allowed_bytes / 1e9, is_usual ? "" : ", ");
     }
-    ms__text_add(text, "))\n");
+    if (!is_usual) {
+        ms__text_add(text, "mode=\"%s\"", ms_mode_name(work->config.mode));
+    }
+    ms__text_add(text, "))%s\n", ours ? "  # optimizer = memscale.optim.AdamW(...)" : "");
+}
+
+static void add_settled(ms__text *text, const predict_work *work)
+{
+    if (work->settled != NULL) {
+        ms__text_add(
+            text, "  later       %s a step, peak %s: after two steps, if the loop clears gradients and logits\n",
+            ms__text_ns(work->settled->replay.step_ns).text, ms__text_bytes(work->settled->replay.peak_bytes).text);
+    }
 }
 
 /* How much of the exchange hides behind computation depends on the loop: both ends are told. */
@@ -342,6 +418,7 @@ static char *table_of(const predict_request *request, const predict_work *work)
     if (request->cluster.ranks > 0) {
         add_cluster(&text, &request->cluster, work);
     }
+    add_settled(&text, work);
     add_config(&text, work);
     return ms__text_take(&text);
 }
@@ -366,6 +443,7 @@ int cmd_predict(int argc, char **argv)
         {"--json", &request.as_json, NULL}, {"--graph", &request.as_graph, NULL},
         {"--ranks", NULL, &request.ranks},  {"--link", NULL, &request.link},
         {"--ddp", &request.ddp, NULL},      {"--fsdp", &request.fsdp, NULL},
+        {"--mode", NULL, &request.mode},    {"--host-memory", NULL, &request.host_memory},
     };
     int status = cli_parse(argc, argv, table, sizeof table / sizeof table[0], help);
     if (status != CLI_GO_ON) {
@@ -376,11 +454,13 @@ int cmd_predict(int argc, char **argv)
     status = status != CLI_OK ? status : load_graph(&request, &work);
     if (status == CLI_OK && !request.as_graph) {
         status = cli_load_hardware("predict", request.hardware_path, &work.hardware);
+        status = status != CLI_OK ? status : apply_request(&request, &work);
         status = status != CLI_OK ? status : make_plan(&request, &work);
     }
     status = status != CLI_OK ? status : show_prediction(&request, &work);
     ms_graph_free(work.graph);
     ms_free(work.hardware);
     ms_plan_free(work.plan);
+    ms_plan_free(work.settled);
     return status;
 }

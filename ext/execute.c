@@ -25,6 +25,7 @@ static PyObject *execution_new(PyTypeObject *type, PyObject *args, PyObject *kwa
     self->replay = replay;
     ms_execute_host host = ms_ext_host;
     host.context = self;
+    ms_ext_bits_callbacks(&host);
     if (ms_ext_check(ms_execute_open(&host, NULL, &self->execute, &err), &err) != 0) {
         Py_CLEAR(self);
     }
@@ -52,45 +53,44 @@ static void execution_dealloc(PyObject *object)
 
 static PyObject *open_tier(PyObject *self, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {(char *)"host_cap_bytes",   (char *)"disk_cap_bytes",       (char *)"dir",
-                            (char *)"slab_bytes",       (char *)"device_kind",          (char *)"device",
-                            (char *)"pinned_gb",        (char *)"stream_count",         (char *)"write_bytes_per_s",
-                            (char *)"read_bytes_per_s", (char *)"pageable_bytes_per_s", NULL};
-    const char *dir = NULL, *kind = NULL;
+    static char *names[] = {(char *)"host_cap_bytes",
+                            (char *)"disk_cap_bytes",
+                            (char *)"dir",
+                            (char *)"slab_bytes",
+                            (char *)"pinned_gb",
+                            (char *)"stream_count",
+                            (char *)"write_bytes_per_s",
+                            (char *)"read_bytes_per_s",
+                            (char *)"pageable_bytes_per_s",
+                            NULL};
+    const char *dir = NULL;
     unsigned long long host_cap_bytes, disk_cap_bytes, slab_bytes = 0, write_rate = 0, read_rate = 0;
     unsigned long long pageable_rates[2] = {0}; /* down, back */
     double pinned_gb = 0;
     unsigned int stream_count = 0;
-    int device = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KK|zKzidIKK(KK):open_tier", names, &host_cap_bytes, &disk_cap_bytes,
-                                     &dir, &slab_bytes, &kind, &device, &pinned_gb, &stream_count, &write_rate,
-                                     &read_rate, &pageable_rates[0], &pageable_rates[1])) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KK|zKdIKK(KK):open_tier", names, &host_cap_bytes, &disk_cap_bytes,
+                                     &dir, &slab_bytes, &pinned_gb, &stream_count, &write_rate, &read_rate,
+                                     &pageable_rates[0], &pageable_rates[1])) {
         return NULL;
     }
+    ms_execution *execution = ms_ext_execution_of(self);
+    bool on_gpu = !ms_execute_host_is_device(execution->execute);
     ms_offload_options options = {.dir = dir,
                                   .slab_bytes = slab_bytes,
-                                  .from_device = kind != NULL,
-                                  .device = (uint32_t)device,
+                                  .from_device = on_gpu,
+                                  .device_kind = on_gpu ? execution->device.kind->id : MS_DEVICE_CPU,
+                                  .device = on_gpu ? (uint32_t)ms_execute_device(execution->execute) : 0,
                                   .pinned_bytes = (uint64_t)(pinned_gb * 1e9), /* a checked field of the config */
                                   .stream_count = stream_count,
                                   .write_bytes_per_s = write_rate,
                                   .read_bytes_per_s = read_rate,
                                   .pageable_write_bytes_per_s = pageable_rates[0],
                                   .pageable_read_bytes_per_s = pageable_rates[1]};
-    ms_execution *execution = ms_ext_execution_of(self);
     ms_error err;
     if (!ms_execute_first_tier(host_cap_bytes, disk_cap_bytes, &options)) {
         Py_RETURN_NONE;
     }
-    if (kind != NULL && (ms_ext_check(ms_device_kind_named(kind, &options.device_kind, &err), &err) != 0 ||
-                         ms_ext_device_open(execution, options.device_kind, device) != 0)) {
-        return NULL;
-    }
-    int rc = ms_execute_open_tier(execution->execute, &options, &err);
-    if (rc != MS_OK && ms_execute_host_is_device(execution->execute)) {
-        ms_ext_device_close(execution);
-    }
-    return ms_ext_none_or_raise(rc, &err);
+    return ms_ext_none_or_raise(ms_execute_open_tier(execution->execute, &options, &err), &err);
 }
 
 static PyObject *set_overlap(PyObject *self, PyObject *wanted)
@@ -374,11 +374,15 @@ static PyObject *set_packing(PyObject *object, PyObject *flag)
 static PyMethodDef methods[] = {
     MS_EXT_METHOD(
         "open_tier", MS_EXT_FAST(open_tier), METH_VARARGS | METH_KEYWORDS,
-        "host_cap_bytes, disk_cap_bytes, dir=None, slab_bytes=0, device_kind=None, device=0, pinned_gb=0.0, "
-        "stream_count=0, write_bytes_per_s=0, read_bytes_per_s=0, pageable_bytes_per_s=(0, 0)",
-        "(int, int, str | None, int, str | None, int, float, int, int, int, tuple[int, int]) -> None",
-        "Opens the lower tier with a plan's caps. With a `device_kind` it takes storages of that GPU, else of the CPU. "
-        "Opens nothing if both caps are 0. Raises OffloadError."),
+        "host_cap_bytes, disk_cap_bytes, dir=None, slab_bytes=0, pinned_gb=0.0, stream_count=0, write_bytes_per_s=0, "
+        "read_bytes_per_s=0, pageable_bytes_per_s=(0, 0)",
+        "(int, int, str | None, int, float, int, int, int, tuple[int, int]) -> None",
+        "Opens the lower tier of set_device()'s device with a plan's caps. Opens nothing if both caps are 0. Raises "
+        "OffloadError."),
+    MS_EXT_METHOD(
+        "set_device", ms_ext_set_device, METH_VARARGS, "kind, index, bits, /",
+        "(str, int, Callable[[torch.UntypedStorage], Any]) -> None",
+        "Says which device the model is on (initially the CPU), before open_tier(). `bits` makes bits of a mask."),
     MS_EXT_METHOD("device_peak", device_peak, METH_O, "mark_bytes, /", "(int | None) -> None",
                   "Reports the peak of the training GPU's allocator, before a boundary; None on the CPU."),
     MS_EXT_METHOD("set_overlap", set_overlap, METH_O, "wanted, /", "(bool) -> None",

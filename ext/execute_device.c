@@ -1,5 +1,5 @@
 /*
- * The GPU of an Execution whose tier takes a GPU's storages: its names and kind for torch, the
+ * The GPU of an Execution whose model is on one: its names and kind for torch, the
  * stream that the calling thread works on, and the use of fetched memory on other streams. Called
  * by the other files of the execute room; nothing here runs on a machine without a GPU.
  *
@@ -13,10 +13,13 @@
  */
 #include "execute_ext.h"
 
-int ms_ext_device_open(ms_execution *execution, ms_device_kind kind, int index)
+int ms_ext_device_open(ms_execution *execution, ms_device_kind kind, int index, PyObject *bits)
 {
     const ms_torch *t = ms_ext_torch();
     ms_ext_device *device = &execution->device;
+    ms_ext_device_close(execution);
+    Py_INCREF(bits);
+    device->bits = bits;
     PyObject *torch_c = PyImport_ImportModule("torch._C");
     device->kind = ms__device_kind_of(kind);
     device->raw_stream = torch_c != NULL ? PyObject_GetAttrString(torch_c, device->kind->torch_raw_stream) : NULL;
@@ -42,6 +45,7 @@ void ms_ext_device_close(ms_execution *execution)
     Py_CLEAR(device->name);
     Py_CLEAR(device->bytes_kwargs);
     Py_CLEAR(device->empty_tensor);
+    Py_CLEAR(device->bits);
 }
 
 /* A thread without a stream of its own is on the default one, which is NULL. */
@@ -80,4 +84,23 @@ int ms_ext_device_lend(const ms_execution *execution, const ms_memory *memory, P
     Py_XDECREF(stream);
     Py_XDECREF(done);
     return done != NULL ? 0 : -1;
+}
+
+PyObject *ms_ext_set_device(PyObject *self, PyObject *args)
+{
+    ms_execution *execution = ms_ext_execution_of(self);
+    const char *name;
+    unsigned int index;
+    PyObject *bits;
+    ms_device_kind kind;
+    ms_error err;
+    if (!PyArg_ParseTuple(args, "sIO:set_device", &name, &index, &bits) ||
+        ms_ext_check(ms_device_kind_named(name, &kind, &err), &err) != 0) {
+        return NULL;
+    }
+    if (!ms_device_host_is_device(kind) && ms_ext_device_open(execution, kind, (int)index, bits) != 0) {
+        return NULL;
+    }
+    ms_execute_set_device(execution->execute, kind, index);
+    Py_RETURN_NONE;
 }

@@ -4,6 +4,7 @@
  *   execute_torch.c   torch objects, looked up once; properties of a tensor
  *   execute_memory.c  references to storages: the callbacks of ms_execute_host
  *   execute_device.c  a GPU's memory and streams
+ *   execute_bits.c    a GPU's masks as bits
  *   execute_identity.c sets of storages
  *   execute_movable.c whether a tensor's bytes can go to the lower tier, and how
  *   execute_handle.c  handles of saved tensors, and the kind that keeps its tensor
@@ -38,7 +39,7 @@ typedef struct ms_torch {
     PyObject *weak_ref, *nbytes, *data_ptr;                                   /* of storages */
     PyObject *expired, *new_with_weak_ptr, *free_weak_ref;                    /* static */
     PyObject *push_hooks, *pop_hooks, *top_hooks, *hooks_enabled, *sequence_number;
-    PyObject *empty, *uint8, *empty_tensor;
+    PyObject *empty, *uint8, *truth, *empty_tensor;
     PyObject *zero_args, *empty_bytes_kwargs;
     /* attribute names */
     PyObject *n_version, *n_shape, *n_dtype, *n_device, *n_is_leaf, *n_requires_grad, *n_is_cpu, *n_cdata, *n_data,
@@ -83,6 +84,7 @@ typedef struct ms_memory {
     void *stream;      /* of fetched GPU memory: the stream that it was allocated on */
     PyObject *probe;   /* an empty tensor that shares the saved tensor's version counter */
     uint64_t version;
+    bool holds_truths; /* of a GPU: it is saved as truth values */
 } ms_memory;
 
 ms_memory *ms_ext_memory_of_storage(PyObject *storage, uint64_t bytes);
@@ -90,8 +92,14 @@ ms_memory *ms_ext_memory_of_tensor(PyObject *tensor, uint64_t version);
 void ms_ext_memory_free(ms_memory *memory);
 /* Bytes that may be read or written from `address` on: whole pages if hostmem mapped the memory. */
 uint64_t ms_ext_capacity_behind(const void *address, uint64_t bytes);
+/* MS_ENOMEM with `what` and the text of the exception that is set, which is cleared. */
+int ms_ext_fail_with_exception(const char *what, ms_error *err);
 /* The callbacks; each context is an Execution. */
 extern const ms_execute_host ms_ext_host;
+/* Fills in those of execute_bits.c. */
+void ms_ext_bits_callbacks(ms_execute_host *host);
+/* Whether a tensor has truth values. */
+bool ms_ext_holds_truths(PyObject *tensor);
 
 /* ---- Execution --------------------------------------------------------------- */
 
@@ -102,13 +110,14 @@ typedef struct ms_identity_set {
     size_t count;
 } ms_identity_set;
 
-/* The GPU whose storages the tier takes; all NULL if it takes the CPU's. */
+/* The GPU that the model is on; all NULL if that is the CPU. */
 typedef struct ms_ext_device {
     const ms__device_kind *kind;
     PyObject *number, *name; /* index and torch's name of the device */
     PyObject *bytes_kwargs;  /* of torch.empty() */
     PyObject *empty_tensor;
     PyObject *raw_stream;    /* torch's handle of the current stream */
+    PyObject *bits;          /* makes bits of a storage */
 } ms_ext_device;
 
 typedef struct ms_execution {
@@ -126,7 +135,8 @@ static inline ms_execution *ms_ext_execution_of(PyObject *self)
     return (ms_execution *)self;
 }
 
-/* Methods of Execution in execute_hooks.c; execute.c has their docstrings. */
+/* Methods of Execution in execute_hooks.c and execute_device.c; execute.c has their docstrings. */
+PyObject *ms_ext_set_device(PyObject *self, PyObject *args);
 PyObject *ms_ext_hooks_in_the_way(PyObject *self, PyObject *args);
 PyObject *ms_ext_enter_root(PyObject *self, PyObject *caller);
 PyObject *ms_ext_leave_root(PyObject *self, PyObject *failed);
@@ -147,11 +157,10 @@ PyObject *ms_ext_storage_bytes(PyObject *module, PyObject *tensors);
 
 /* ---- GPUs: execute_device.c ------------------------------------------------------ */
 
-/* -1 with an exception. */
-int ms_ext_device_open(ms_execution *execution, ms_device_kind kind, int index);
+/* Takes the place of an earlier one. -1 with an exception. */
+int ms_ext_device_open(ms_execution *execution, ms_device_kind kind, int index, PyObject *bits);
 void ms_ext_device_close(ms_execution *execution);
-/* Call ms_ext_device_stream(), _has() and _lend() only if the tier takes a GPU's storages, that is, if
- * ms_execute_host_is_device() is false. */
+/* Call ms_ext_device_stream(), _has() and _lend() only on a GPU, that is, if ms_execute_host_is_device() is false. */
 void *ms_ext_device_stream(const ms_execution *execution);
 bool ms_ext_device_has(const ms_execution *execution, PyObject *tensor);
 /* As ms_ext_check(), but raises torch.OutOfMemoryError, which loops catch, if a GPU's memory ran out. */

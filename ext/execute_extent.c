@@ -57,7 +57,8 @@ static ms_extent *find_same(ms_region *region, const ms_movable *what, uint64_t 
     return NULL;
 }
 
-static ms_extent *store_new(ms_region *region, const ms_movable *what, PyObject *probe, uint64_t version)
+static ms_extent *store_new(ms_region *region, const ms_movable *what, PyObject *source, PyObject *probe,
+                            uint64_t version)
 {
     PyObject *number = PyObject_CallFunctionObjArgs(ms_ext_torch()->data_ptr, what->storage, NULL);
     void *address = number != NULL ? PyLong_AsVoidPtr(number) : NULL;
@@ -72,6 +73,7 @@ static ms_extent *store_new(ms_region *region, const ms_movable *what, PyObject 
     Py_INCREF(probe);
     memory->probe = probe;
     memory->version = version;
+    memory->holds_truths = !ms_execute_host_is_device(region->execution->execute) && ms_ext_holds_truths(source);
     ms_error err;
     ms_extent *extent;
     int rc = ms_extent_store(region->execution->execute, region->frame, what->identity, version, address, what->bytes,
@@ -104,7 +106,7 @@ static PyObject *offload_as(ms_region *region, PyObject *tensor, PyObject *sourc
         saved->extent = NULL;
     }
     if (saved->extent == NULL) {
-        saved->extent = store_new(region, what, saved->tensor, saved->version);
+        saved->extent = store_new(region, what, source, saved->tensor, saved->version);
     }
     if (saved->extent == NULL) {
         Py_CLEAR(saved);

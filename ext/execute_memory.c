@@ -127,15 +127,13 @@ static void *address_of(PyObject *storage)
     return address;
 }
 
-/* MS_ENOMEM with the text of torch's exception, which is cleared. */
-static int fail_with_exception(uint64_t bytes, ms_error *err)
+int ms_ext_fail_with_exception(const char *what, ms_error *err)
 {
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
     PyObject *text = value != NULL ? PyObject_Str(value) : NULL;
     const char *utf8 = text != NULL ? PyUnicode_AsUTF8AndSize(text, NULL) : NULL;
-    int rc = ms_fail(err, MS_ENOMEM, "no memory for %llu bytes fetched back: %s", (unsigned long long)bytes,
-                     utf8 != NULL ? utf8 : "unknown");
+    int rc = ms_fail(err, MS_ENOMEM, "%s: %s", what, utf8 != NULL ? utf8 : "unknown");
     PyErr_Clear();
     Py_XDECREF(text);
     Py_XDECREF(type);
@@ -169,7 +167,9 @@ static int host_obtain(void *context, uint64_t bytes, void **reference, void **a
     void *place = storage != NULL ? address_of(storage) : NULL;
     ms_memory *memory = place != NULL ? ms_ext_memory_of_storage(storage, bytes) : NULL;
     if (memory == NULL) {
-        rc = fail_with_exception(bytes, err);
+        char what[64];
+        snprintf(what, sizeof what, "no memory for %llu bytes fetched back", (unsigned long long)bytes);
+        rc = ms_ext_fail_with_exception(what, err);
     } else {
         *reference = memory;
         *address = place;

@@ -21,12 +21,15 @@ NAMES = (
 )
 LARGE = "gpt2-large"  # the model of the goal for offload's step time
 LARGE_LEAST_BYTES = 60 << 30  # of GPU memory, for LARGE; smaller GPUs get GPT-2 Medium
+# Of small models and their batches. A plan leaves room for the workspaces of a step (25 MB), whatever its size: with
+# fewer layers or tokens no plan would fit a share of the unmodified peak.
+SMALL_LAYERS, SMALL_SHAPE, SMALL_PICTURES = 6, (16, 128), 8
 
 
 def _text(is_small: bool, rows: int = 8, length: int = 512) -> dict[str, Any]:
     import torch
 
-    shape = (2, 32) if is_small else (rows, length)
+    shape = SMALL_SHAPE if is_small else (rows, length)
     tokens = torch.randint(0, 250, shape, device="cuda")
     return {"input_ids": tokens, "labels": tokens}
 
@@ -34,7 +37,7 @@ def _text(is_small: bool, rows: int = 8, length: int = 512) -> dict[str, Any]:
 def _pictures(is_small: bool) -> dict[str, Any]:
     import torch
 
-    rows = 1 if is_small else 32
+    rows = SMALL_PICTURES if is_small else 32
     return {
         "pixel_values": torch.randn(rows, 3, 224, 224, device="cuda"),
         "labels": torch.randint(0, 10, (rows,), device="cuda"),
@@ -42,38 +45,43 @@ def _pictures(is_small: bool) -> dict[str, Any]:
 
 
 def _gpt2(tf: Any, is_small: bool, **sizes: int) -> Any:
-    small = {"n_embd": 64, "n_layer": 2, "n_head": 2, "vocab_size": 256}
+    small = {"n_embd": 64, "n_layer": SMALL_LAYERS, "n_head": 2, "vocab_size": 256}
     return tf.GPT2LMHeadModel(tf.GPT2Config(bos_token_id=0, eos_token_id=0, **(small if is_small else sizes)))
 
 
 def _encoder(tf: Any, name: str, is_small: bool) -> Any:
-    small = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
+    small = {"hidden_size": 64, "num_hidden_layers": SMALL_LAYERS, "num_attention_heads": 2, "intermediate_size": 128}
     return getattr(tf, f"{name}ForMaskedLM")(getattr(tf, f"{name}Config")(**(small if is_small else {})))
 
 
 def _decoder(tf: Any, name: str, is_small: bool, **more: int) -> Any:
     sizes = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12}
     if is_small:
-        sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+        sizes = {
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": SMALL_LAYERS,
+            "num_attention_heads": 4,
+        }
     config = getattr(tf, f"{name}Config")(vocab_size=256 if is_small else 32000, **sizes, **more)
     return getattr(tf, f"{name}ForCausalLM")(config)
 
 
 def _t5(tf: Any, is_small: bool) -> Any:
-    small = {"d_model": 64, "d_ff": 128, "num_layers": 2, "num_heads": 2, "vocab_size": 256, "d_kv": 32}
+    small = {"d_model": 64, "d_ff": 128, "num_layers": SMALL_LAYERS, "num_heads": 2, "vocab_size": 256, "d_kv": 32}
     return tf.T5ForConditionalGeneration(tf.T5Config(decoder_start_token_id=0, **(small if is_small else {})))
 
 
 def _bart(tf: Any, is_small: bool) -> Any:
     sizes = {"d_model": 768, "encoder_layers": 6, "decoder_layers": 6}
     if is_small:
-        sizes = {"d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "vocab_size": 256}
+        sizes = {"d_model": 64, "encoder_layers": SMALL_LAYERS, "decoder_layers": SMALL_LAYERS, "vocab_size": 256}
         sizes |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
     return tf.BartForConditionalGeneration(tf.BartConfig(**sizes))
 
 
 def _vit(tf: Any, is_small: bool) -> Any:
-    small = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
+    small = {"hidden_size": 64, "num_hidden_layers": SMALL_LAYERS, "num_attention_heads": 2, "intermediate_size": 128}
     return tf.ViTForImageClassification(tf.ViTConfig(num_labels=10, **(small if is_small else {})))
 
 
@@ -99,7 +107,7 @@ def make(name: str, is_small: bool) -> tuple[Any, dict[str, Any]]:
     elif name in ("bert", "roberta"):
         model = _encoder(tf, {"bert": "Bert", "roberta": "Roberta"}[name], is_small)
     elif name == "distilbert":
-        small = {"dim": 64, "n_layers": 2, "n_heads": 2, "hidden_dim": 128}
+        small = {"dim": 64, "n_layers": SMALL_LAYERS, "n_heads": 2, "hidden_dim": 128}
         model = tf.DistilBertForMaskedLM(tf.DistilBertConfig(**(small if is_small else {})))
     elif name == "llama":
         model = _decoder(tf, "Llama", is_small)

@@ -57,6 +57,8 @@ typedef struct ms_config {
 
 /* "conservative", "balanced" or "aggressive"; "unknown" for any other number. */
 MS_API const char *ms_mode_name(ms_mode mode);
+/* MS_EINVAL if no mode has this name. */
+MS_API int ms_mode_parse(const char *name, ms_mode *mode);
 
 /* Fills in the defaults of the published `Config`. */
 MS_API void ms_config_default(ms_config *config);

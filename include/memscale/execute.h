@@ -63,8 +63,16 @@ typedef struct ms_execute_host {
      * writable bytes from there. */
     int (*obtain)(void *context, uint64_t bytes, void **memory, void **address, uint64_t *capacity, ms_error *err);
     /* The calling thread's stream on the tier's GPU (ms_execute_device()); NULL: the legacy
-     * default stream. Called only if the tier takes a GPU's memory. */
+     * default stream. Called only for a GPU's memory. */
     void *(*stream)(void *context);
+    /* For a GPU's storages, which only the host's operators can read; NULL: they are never packed. None of
+     * these waits. pack() makes bits of a strong reference's storage, NULL if it can't. unpack() writes the
+     * bytes to a storage of obtain(), on the calling thread's stream. After order() the calling thread's
+     * stream may use what another one unpacked. forget() frees the bits. */
+    void *(*pack)(void *context, void *memory);
+    int (*unpack)(void *context, void *bits, void *memory, ms_error *err);
+    int (*order)(void *context, void *bits, ms_error *err);
+    void (*forget)(void *context, void *bits);
     /* Release and retake the host's lock around a wait; NULL if the host has none. */
     void (*unlock)(void *context);
     void (*lock)(void *context);
@@ -88,9 +96,11 @@ MS_API bool ms_execute_first_tier(uint64_t host_cap_bytes, uint64_t disk_cap_byt
 /* Opens the lower tier of an executor without one. MS_ESTATE if it has one. May wait. */
 MS_API int ms_execute_open_tier(ms_execute *execute, const ms_offload_options *options, ms_error *err);
 MS_API bool ms_execute_has_tier(const ms_execute *execute);
-/* Whether the tier takes storages in host memory, or is not open. */
+/* Says which device's storages the host saves, initially the CPU's. Opening a tier sets it too. Call it only while
+ * there is no extent. */
+MS_API void ms_execute_set_device(ms_execute *execute, ms_device_kind kind, uint32_t number);
 MS_API bool ms_execute_host_is_device(const ms_execute *execute);
-/* The GPU whose storages the tier takes; -1 if it takes the CPU's, or is not open. */
+/* The GPU's number; -1 if it is the CPU. */
 MS_API int ms_execute_device(const ms_execute *execute);
 /* For a GPU's tier: whether transfers overlap the computation (initially true). If not, the end
  * of a layer's call waits for its stores, and nothing is fetched ahead. */
@@ -119,7 +129,7 @@ MS_API void ms_execute_set_watched(ms_execute *execute, bool is_watched);
 /* Whether storages whose words have only two values become bits in memory (initially true), instead
  * of staying or going to the lower tier; unpacking restores the bytes exactly. The plan lists the
  * two-valued storages that it knows (ms_selection.two_valued) and selects those that become bits.
- * If the plan moves anything, a scan of saved storages finds others. */
+ * If the plan moves anything, a scan of saved storages finds others, but not on a GPU. */
 MS_API void ms_execute_set_packing(ms_execute *execute, bool is_packing);
 
 /* ---- forward ------------------------------------------------------------------- */

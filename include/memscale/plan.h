@@ -62,7 +62,7 @@ typedef struct ms_plan_option {
 
 /* Kinds of bytes at the peak. */
 #define MS_PEAK_KIND_TABLE(X) \
-    X(RUNTIME, "runtime", "interpreter, libraries and other memory of the process") \
+    X(RUNTIME, "runtime", "other memory of the process: interpreter and libraries, or a GPU's handles and buckets") \
     X(PARAMETERS, "parameters", "parameters") \
     X(BUFFERS, "buffers", "buffers of the model") \
     X(BATCH, "batch", "the batch") \
@@ -125,6 +125,7 @@ typedef struct ms_explanation {
     uint64_t lower_bound_ns;  /* every plan that fits takes at least this; 0: not computed */
     ms_neighbour larger;      /* at the next larger budget with a faster candidate */
     ms_neighbour smaller;     /* at the next smaller budget with another candidate */
+    ms_neighbour gigabyte;    /* on a GPU: at a budget of 1 GB more; budget_bytes 0: not computed */
     ms_neighbour forced;      /* of a skipped plan: what force_optimize would give; budget_bytes 0: not computed */
 } ms_explanation;
 

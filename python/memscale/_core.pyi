@@ -72,16 +72,14 @@ class Execution:
         disk_cap_bytes: int,
         dir: str | None = None,
         slab_bytes: int = 0,
-        device_kind: str | None = None,
-        device: int = 0,
         pinned_gb: float = 0.0,
         stream_count: int = 0,
         write_bytes_per_s: int = 0,
         read_bytes_per_s: int = 0,
         pageable_bytes_per_s: tuple[int, int] = (0, 0),
     ) -> None:
-        """Opens the lower tier with a plan's caps. With a `device_kind` it takes storages of that GPU, else of the
-        CPU. Opens nothing if both caps are 0. Raises OffloadError.
+        """Opens the lower tier of set_device()'s device with a plan's caps. Opens nothing if both caps are 0. Raises
+        OffloadError.
         """
     def peek(self, layer: int, /) -> Technique:
         """The technique of the layer's next call."""
@@ -89,6 +87,8 @@ class Execution:
         """Releases storages and transfers that nothing needs any more; never waits."""
     def set_began(self, call: Callable[[], None] | None, /) -> None:
         """Sets the function to call at the first unpack of a backward."""
+    def set_device(self, kind: str, index: int, bits: Callable[[torch.UntypedStorage], Any], /) -> None:
+        """Says which device the model is on (initially the CPU), before open_tier(). `bits` makes bits of a mask."""
     def set_observer(self, call: Callable[[torch.Tensor], Any] | None, /) -> None:
         """Sets the function to call with each tensor saved in a region. It returns a token, which lives as long as the
         handle; every unpack calls the token's unpacked(), and its given() with the tensor or None.

@@ -206,14 +206,16 @@ def plan(model: torch.nn.Module, sample_input: Any, config: Config | None = None
     Raises:
         TypeError: `sample_input` has a wrong type, or does not fit the model's forward.
         BudgetInfeasibleError: no plan fits ``memory_budget_gb``.
+        IntegrationError: the model lies on several devices.
         ProfileError: the model can't be traced without running it. `wrap()` can still plan for such
             a model, from real steps.
     """
     from .planning.execution_plan import ExecutionPlan
     from .session.session import Session
-    from .session.setup import effective_config, sample_arguments
+    from .session.setup import effective_config, refuse_several_devices, sample_arguments
 
     module = _as_module(model, "plan")
+    refuse_several_devices(module)
     session = Session(module, effective_config(check_config(config), None, None), applies=False)
     arguments = sample_arguments(module, sample_input)
     with _saying_what_wrap_does():

@@ -21,6 +21,17 @@ const char *ms_mode_name(ms_mode mode)
     return (unsigned)mode < MS_MODE_COUNT ? mode_names[mode] : "unknown";
 }
 
+int ms_mode_parse(const char *name, ms_mode *mode)
+{
+    for (int i = 0; i < MS_MODE_COUNT; i++) {
+        if (strcmp(name, mode_names[i]) == 0) {
+            *mode = (ms_mode)i;
+            return MS_OK;
+        }
+    }
+    return MS_EINVAL;
+}
+
 void ms_config_default(ms_config *config)
 {
     *config = (ms_config){
@@ -180,11 +191,8 @@ static int refuse(const place *at, const char *allowed)
 static int read_mode(const place *at, ms_mode *mode)
 {
     const char *text = json_string_value(at->value);
-    for (int i = 0; text != NULL && i < MS_MODE_COUNT; i++) {
-        if (strcmp(text, mode_names[i]) == 0) {
-            *mode = (ms_mode)i;
-            return MS_OK;
-        }
+    if (text != NULL && ms_mode_parse(text, mode) == MS_OK) {
+        return MS_OK;
     }
     return refuse(at, json_is_number(at->value)
                           ? "'conservative', 'balanced' or 'aggressive'; a budget is memory_budget_gb=..."

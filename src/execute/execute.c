@@ -85,9 +85,14 @@ int ms_execute_open_tier(ms_execute *execute, const ms_offload_options *options,
         return fail_has_tier(err);
     }
     execute->tier = tier;
-    execute->host_is_device = !options->from_device || ms_device_host_is_device(options->device_kind);
-    execute->device = execute->host_is_device ? -1 : (int)options->device;
+    ms_execute_set_device(execute, options->from_device ? options->device_kind : MS_DEVICE_CPU, options->device);
     return MS_OK;
+}
+
+void ms_execute_set_device(ms_execute *execute, ms_device_kind kind, uint32_t number)
+{
+    execute->host_is_device = ms_device_host_is_device(kind);
+    execute->device = execute->host_is_device ? -1 : (int)number;
 }
 
 void ms_execute_close(ms_execute *execute)

@@ -138,6 +138,7 @@ struct ms_extent {
     uint64_t epoch;    /* counts fetches: a handle with another mark has not taken the current one */
     ms_ticket ticket;  /* 0 if HELD or packed */
     ms__packed *packed; /* its bytes as bits in memory; the extent is then STORED from the start */
+    void *bits;         /* the same on a GPU, of the host */
     void *source;
     void *landing;     /* NULL: never fetched, or released */
     void *stream;      /* the GPU's stream on which the landing was allocated */
@@ -178,8 +179,8 @@ typedef struct ms__step_watch {
 struct ms_execute {
     ms_execute_host host;
     ms_offload *tier;
-    bool host_is_device; /* the tier takes the host's storages, or is not open */
-    int device; /* the number of the GPU whose storages the tier takes; -1: no GPU */
+    bool host_is_device; /* the saved storages are the CPU's */
+    int device; /* the number of the GPU that has them; -1: no GPU */
     bool is_in_step; /* GPU: the ends of layers wait for transfers */
     bool tier_broken; /* after an I/O error: not used again */
     bool tier_full; /* until the next step */
@@ -301,8 +302,8 @@ void ms__extent_enroll(ms_execute *execute, ms_extent *extent);
  * Releases the host's lock while it scans words (may wait). */
 ms_extent *ms__extent_pack(ms_execute *execute, const ms_frame *frame, uintptr_t identity, uint64_t version,
                            const void *address, uint64_t bytes, void *memory);
-/* Rebuilds the bytes; may wait, as above. */
-void ms__extent_unpack(ms_execute *execute, const ms_extent *extent, void *address);
+/* Rebuilds the bytes in a storage of obtain(); may wait, as above. */
+int ms__extent_unpack(ms_execute *execute, const ms_extent *extent, void *memory, void *address, ms_error *err);
 void ms__extent_forget_bits(ms_execute *execute, ms_extent *extent);
 /* Whether any tensor that a call keeps may become bits. */
 bool ms__call_packs(const ms_execute *execute, uint32_t selection);

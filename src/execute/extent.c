@@ -344,7 +344,7 @@ void *ms_extent_source(const ms_extent *extent)
 
 bool ms_extent_is_packed(const ms_extent *extent)
 {
-    return extent->packed != NULL;
+    return extent->packed != NULL || extent->bits != NULL;
 }
 
 void ms_extent_drop(ms_execute *execute, ms_extent *extent, uint64_t mark)

@@ -130,10 +130,14 @@ static void extent_bring_back(ms_execute *execute, ms_extent *extent, void *memo
     ms__back_add(execute, extent);
 }
 
-/* may wait. Unpacks bits, without a transfer: the bytes are there on return. */
-static int unpack_into(ms_execute *execute, ms_extent *extent, void *memory, void *address)
+/* may wait. Unpacks bits, without a transfer: the bytes are there on return, or on a GPU come next on this stream. */
+static int unpack_into(ms_execute *execute, ms_extent *extent, void *memory, void *address, ms_error *err)
 {
-    ms__extent_unpack(execute, extent, address);
+    int rc = ms__extent_unpack(execute, extent, memory, address, err);
+    if (rc != MS_OK) {
+        execute->host.release(execute->host.context, memory);
+        return rc;
+    }
     if (extent->state != MS__EXTENT_STORED || extent->landing != NULL) {
         /* Another thread unpacked it at the same time. */
         execute->host.release(execute->host.context, memory);
@@ -157,8 +161,11 @@ static int fetch_into(ms_execute *execute, ms_extent *extent, void *address, uin
 static int order_here(ms_execute *execute, const ms_extent *extent, const void *found, ms_error *err)
 {
     const ms_execute_host *host = &execute->host;
-    if (execute->host_is_device || found != extent->landing || extent->packed != NULL) {
+    if (execute->host_is_device || found != extent->landing) {
         return MS_OK;
+    }
+    if (extent->bits != NULL) {
+        return host->order(host->context, extent->bits, err);
     }
     void *stream = host->stream(host->context);
     return stream == extent->stream ? MS_OK : ms_offload_order(execute->tier, stream, extent->ticket, err);
@@ -183,8 +190,8 @@ static int fetch_start(ms_execute *execute, ms_extent *extent, ms_error *err)
         execute->host.release(execute->host.context, memory);
         return MS_OK;
     }
-    if (extent->packed != NULL) {
-        return unpack_into(execute, extent, memory, address);
+    if (ms_extent_is_packed(extent)) {
+        return unpack_into(execute, extent, memory, address, err);
     }
     rc = fetch_into(execute, extent, address, capacity, err);
     if (rc != MS_OK) {
@@ -219,7 +226,7 @@ static bool prefetch_one(ms_execute *execute, ms_extent *extent, uint64_t serial
      * other layers'. */
     bool is_ahead = extent->serial < serial || extent->frame_serial == frame_serial;
     bool is_due = is_ahead && extent->state == MS__EXTENT_STORED && extent->handles > 0 &&
-                  extent->packed == NULL; /* bits need no transfer */
+                  !ms_extent_is_packed(extent); /* bits need no transfer */
     if (!is_due || extent_is_alive(execute, extent)) {
         return true;
     }

@@ -2,7 +2,8 @@
  * Bit packing of two-valued storages: they stay in memory as bits, at an eighth to a
  * sixty-fourth of their size, without a transfer. The plan decides on those that the trace knows
  * (graph.h), and counts their savings and time. If the plan moves anything, other saved storages
- * are scanned for two values; the plan counts no savings of these.
+ * are scanned for two values; the plan counts no savings of these. A GPU's storages are packed by the host's
+ * operators, and are not scanned: that would wait for the device.
  */
 #include "execute/execute_internal.h"
 
@@ -20,9 +21,14 @@ static ms__packed *pack_unlocked(const ms_execute_host *host, const void *addres
     return packed;
 }
 
+static uint64_t packed_bytes_of(const ms_extent *extent)
+{
+    return extent->packed != NULL ? ms__packed_bytes(extent->packed) : ms__div_up(extent->bytes, 8);
+}
+
 static void packing_count(ms_execute *execute, const ms_extent *extent)
 {
-    uint64_t packed_bytes = ms__packed_bytes(extent->packed);
+    uint64_t packed_bytes = packed_bytes_of(extent);
     execute->packed_bytes += packed_bytes;
     ms_counter_add(&execute->counters, MS_COUNTER_PACKED_BYTES, extent->bytes);
     ms_counter_add(&execute->counters, MS_COUNTER_PACKED_INTO_BYTES, packed_bytes);
@@ -31,32 +37,43 @@ static void packing_count(ms_execute *execute, const ms_extent *extent)
 static bool packing_is_wanted(const ms_execute *execute, const ms_frame *frame, uintptr_t identity)
 {
     ms__bits said = ms__choice_bits(&frame->choice, identity);
-    bool is_kept = ms_frame_rest_stays(frame);
-    return said == MS__BITS_UNKNOWN ? execute->packs_found || !is_kept : said == MS__BITS_PACKED;
+    bool may_scan = execute->host_is_device && (execute->packs_found || !ms_frame_rest_stays(frame));
+    return said == MS__BITS_UNKNOWN ? may_scan : said == MS__BITS_PACKED;
+}
+
+/* False if the storage has a third value, or when out of memory. */
+static bool extent_make_bits(const ms_execute *execute, ms_extent *extent, const void *address, void *memory)
+{
+    const ms_execute_host *host = &execute->host;
+    if (execute->host_is_device) {
+        extent->packed = ms__pack_may(address, extent->bytes) ? pack_unlocked(host, address, extent->bytes) : NULL;
+    } else {
+        extent->bits = host->pack != NULL ? host->pack(host->context, memory) : NULL;
+    }
+    return ms_extent_is_packed(extent);
 }
 
 ms_extent *ms__extent_pack(ms_execute *execute, const ms_frame *frame, uintptr_t identity, uint64_t version,
                            const void *address, uint64_t bytes, void *memory)
 {
-    uint64_t frame_serial = frame->serial;
-    if (!execute->is_packing || !execute->host_is_device || !packing_is_wanted(execute, frame, identity) ||
-        !ms__pack_may(address, bytes) || !ms__extents_have_room(execute)) {
+    if (!execute->is_packing || !packing_is_wanted(execute, frame, identity) || !ms__extents_have_room(execute)) {
         return NULL;
     }
-    ms__packed *packed = pack_unlocked(&execute->host, address, bytes);
-    ms_extent *made = packed != NULL ? ms_calloc(1, sizeof *made) : NULL;
+    ms_extent *made = ms_calloc(1, sizeof *made);
     if (made == NULL) {
-        ms__packed_free(packed);
         return NULL;
     }
     *made = (ms_extent){.identity = identity,
                         .version = version,
                         .bytes = bytes,
-                        .packed = packed,
-                        .frame_serial = frame_serial,
+                        .frame_serial = frame->serial,
                         .source = memory,
                         .handles = 1,
                         .state = MS__EXTENT_STORED};
+    if (!extent_make_bits(execute, made, address, memory)) {
+        ms_free(made);
+        return NULL;
+    }
     ms__extent_enroll(execute, made);
     packing_count(execute, made);
     /* Releasing the storage may run any code. */
@@ -66,9 +83,12 @@ ms_extent *ms__extent_pack(ms_execute *execute, const ms_frame *frame, uintptr_t
     return made;
 }
 
-void ms__extent_unpack(ms_execute *execute, const ms_extent *extent, void *address)
+int ms__extent_unpack(ms_execute *execute, const ms_extent *extent, void *memory, void *address, ms_error *err)
 {
     const ms_execute_host *host = &execute->host;
+    if (extent->bits != NULL) {
+        return host->unpack(host->context, extent->bits, memory, err);
+    }
     if (host->unlock != NULL) {
         host->unlock(host->context);
     }
@@ -76,14 +96,18 @@ void ms__extent_unpack(ms_execute *execute, const ms_extent *extent, void *addre
     if (host->lock != NULL) {
         host->lock(host->context);
     }
+    return MS_OK;
 }
 
 void ms__extent_forget_bits(ms_execute *execute, ms_extent *extent)
 {
-    if (extent->packed != NULL) {
-        execute->packed_bytes -= ms__packed_bytes(extent->packed);
-        ms__packed_free(extent->packed);
-        extent->packed = NULL;
+    if (!ms_extent_is_packed(extent)) {
+        return;
+    }
+    execute->packed_bytes -= packed_bytes_of(extent);
+    ms__packed_free(extent->packed);
+    if (extent->bits != NULL) {
+        execute->host.forget(execute->host.context, extent->bits);
     }
 }
 
@@ -106,7 +130,8 @@ void ms_execute_set_packing(ms_execute *execute, bool is_packing)
 
 bool ms__call_packs(const ms_execute *execute, uint32_t selection)
 {
-    return execute->is_packing && (execute->packs_found || ms__selection_packs(execute, selection));
+    bool may_scan = execute->host_is_device && execute->packs_found;
+    return execute->is_packing && (may_scan || ms__selection_packs(execute, selection));
 }
 
 bool ms_frame_packs(const ms_frame *frame)

@@ -108,12 +108,39 @@ static void explain_add_part(ms__text *text, const ms_plan *plan, const ms_peak_
     ms__text_add(text, "\n");
 }
 
+/* The kind of which most bytes are left. */
+static uint32_t largest_of(const uint64_t *bytes)
+{
+    uint32_t largest = 0;
+    for (uint32_t i = 1; i < MS_PEAK_KIND_COUNT; i++) {
+        largest = bytes[i] > bytes[largest] ? i : largest;
+    }
+    return largest;
+}
+
+/* The peak by owner: the parts of each kind together, and what must stay free beside them. */
+static void explain_owners(ms__text *text, const ms_plan *plan)
+{
+    uint64_t bytes[MS_PEAK_KIND_COUNT] = {0};
+    for (uint32_t i = 0; i < plan->why.part_count; i++) {
+        bytes[plan->why.parts[i].kind] += plan->why.parts[i].bytes;
+    }
+    ms__text_add(text, "  owners    ");
+    const char *margin = "";
+    for (uint32_t i = largest_of(bytes); bytes[i] > 0; i = largest_of(bytes)) {
+        ms__text_add(text, "%s %10s  %s\n", margin, ms__text_bytes(bytes[i]).text, ms_peak_kind_text((ms_peak_kind)i));
+        bytes[i] = 0;
+        margin = "            ";
+    }
+    if (plan->reserve_bytes > 0) {
+        ms__text_add(text, "%s %10s  more, for what operators and the allocator's fragments may take\n", margin,
+                     ms__text_bytes(plan->reserve_bytes).text);
+    }
+}
+
 static void explain_parts(ms__text *text, const ms_plan *plan)
 {
     const ms_explanation *why = &plan->why;
-    if (!why->known) {
-        return;
-    }
     if (why->peak_phase != MS_PHASE_OPTIMIZER) {
         ms__text_add(text, "             at its event %u%s, made of\n", why->peak_event,
                      why->peak_again ? ", while the layer runs again" : "");
@@ -162,6 +189,13 @@ static void explain_gap(ms__text *text, const ms_plan *plan)
 
 static void explain_neighbours(ms__text *text, const ms_plan *plan)
 {
+    const ms_neighbour *gigabyte = &plan->why.gigabyte;
+    if (gigabyte->budget_bytes > 0 && gigabyte->step_ns >= plan->replay.step_ns) {
+        ms__text_add(text, "             1 GB more would not make the step faster\n");
+    } else if (gigabyte->budget_bytes > 0) {
+        ms__text_add(text, "             1 GB more, ");
+        add_neighbour(text, plan, gigabyte);
+    }
     if (plan->why.larger.budget_bytes > 0) {
         ms__text_add(text, "             the next larger budget, ");
         add_neighbour(text, plan, &plan->why.larger);
@@ -251,10 +285,15 @@ static void explain_plan(ms__text *text, const ms_plan *plan)
                  ms__text_bytes(plan->replay.peak_live_bytes).text);
     add_place(text, plan, &plan->replay);
     ms__text_add(text, "\n");
-    explain_parts(text, plan);
+    if (plan->why.known) {
+        explain_parts(text, plan);
+    }
     ms__text_add(text, "             unoptimized: %s ", ms__text_bytes(plan->unoptimized.peak_bytes).text);
     add_place(text, plan, &plan->unoptimized);
     ms__text_add(text, "\n");
+    if (plan->why.known) {
+        explain_owners(text, plan);
+    }
     explain_times(text, plan);
     explain_budget(text, plan);
     ms__text_add(text, "  layers    ");

@@ -74,6 +74,9 @@ void ms__explanation_put(ms__json_writer *writer, json_t *root, const ms_plan *p
     ms__json_put_u64_or_null(writer, object, "lower_bound_ns", ms__min_u64(why->lower_bound_ns, INT64_MAX), 0);
     put_neighbour(writer, object, "larger_budget", &why->larger);
     put_neighbour(writer, object, "smaller_budget", &why->smaller);
+    if (why->gigabyte.budget_bytes != 0) {
+        put_neighbour(writer, object, "gigabyte_more", &why->gigabyte);
+    }
     if (why->forced.budget_bytes != 0) {
         put_neighbour(writer, object, "forced", &why->forced);
     }
@@ -138,8 +141,8 @@ static int read_peak(const ms__json_at *at, ms_explanation *why)
 
 int ms__explanation_read(const ms__json_at *root, ms_plan *plan)
 {
-    static const char *const members[] = {"peak",          "timed_bytes",    "lower_bound_ns",
-                                          "larger_budget", "smaller_budget", "forced"};
+    static const char *const members[] = {"peak",           "timed_bytes", "lower_bound_ns", "larger_budget",
+                                          "smaller_budget", "forced",      "gigabyte_more"};
     ms_explanation *why = &plan->why;
     ms__json_at at;
     if (!ms__json_has(root, "explanation")) {
@@ -163,6 +166,9 @@ int ms__explanation_read(const ms__json_at *root, ms_plan *plan)
     }
     if (rc == MS_OK) {
         rc = read_neighbour(&at, "smaller_budget", &why->smaller);
+    }
+    if (rc == MS_OK) {
+        rc = read_neighbour(&at, "gigabyte_more", &why->gigabyte);
     }
     if (rc == MS_OK) {
         rc = read_neighbour(&at, "forced", &why->forced);

@@ -69,6 +69,23 @@ static void find_neighbours(const neighbour_walk *w, uint64_t heavy_bytes, const
     }
 }
 
+enum { GIGABYTE = 1000000000 };
+
+/* The plan for 1 GB more, of a GPU's memory. */
+static void find_gigabyte(const neighbour_walk *w, uint64_t heavy_bytes, ms_explanation *why)
+{
+    ms__bounds more = *w->bounds;
+    if (w->search->sim->on_host) {
+        return;
+    }
+    more.allowed_bytes = ms__add_sat(more.allowed_bytes, GIGABYTE);
+    more.heavy_bytes = ms__min_u64(more.allowed_bytes, heavy_bytes);
+    const ms__variant *best = ms__select(w->search, w->variants, &more);
+    if (best != NULL) {
+        why->gigabyte = neighbour_of(w, best, more.allowed_bytes);
+    }
+}
+
 /* The smallest budget at which everything kept is a comfortable fit. */
 static uint64_t comfortable_bytes(const ms_pressure *pressure)
 {
@@ -94,6 +111,7 @@ void ms__explain_neighbours(ms__search *search, ms__variants *variants, const ms
     uint64_t begins = ms__mul_div_up(pressure->need_bytes, 1000, MS_LOW_PRESSURE_PERMILLE);
     uint64_t smallest = ms__candidate_peak(&search->items[ms__select_smallest_exact(search)]);
     find_neighbours(&w, ms__max_u64(begins, smallest), chosen, why);
+    find_gigabyte(&w, ms__max_u64(begins, smallest), why);
     uint64_t comfortable = comfortable_bytes(pressure);
     bool none = why->larger.budget_bytes == 0 || why->larger.budget_bytes >= comfortable;
     if (none && !keeps_all(search, chosen) && comfortable > bounds->allowed_bytes) {

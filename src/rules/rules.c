@@ -201,9 +201,6 @@ static uint32_t rules_judge(const rule_facts *facts, const ms_node *node, const 
 static void admit_packing(const rule_facts *facts, const ms_node *node, ms_admission *admission)
 {
     uint32_t rule = rules_judge_mode(facts, true, false);
-    if (!ms_hardware_host_is_device(facts->hardware)) {
-        rule = MS_RULE_HOST_ONLY;
-    }
     if (node->flags & MS_NODE_COMPILED) {
         rule = MS_RULE_COMPILED; /* the trace's masks are not those that the compiled code saves */
     }

@@ -100,7 +100,7 @@ typedef struct ms__sim_profile {
     const uint32_t *inputs;
     uint8_t *made;      /* [storage_count] allocated by the forward program */
     uint32_t *saved;    /* [save_count] local number of each slot */
-    uint32_t bits_count; /* two-valued saved storages; 0 on a GPU, which packs none */
+    uint32_t bits_count; /* two-valued saved storages; on a GPU only truth values */
     ms__sim_bits *bits;  /* [save_count]; sim_bits.c */
     ms__op *forward;
     ms__op *backward;
@@ -393,7 +393,7 @@ void ms__sim_end_recomputed(ms__sim *sim, const ms__sim_node *node, uint32_t sto
 /* sim_bits.c */
 /* Finds the two-valued slots of a profile, with their bytes and times, after slots were numbered. MS_ENOMEM. */
 int ms__bits_compile(const ms__sim *sim, const ms_profile *from, const uint32_t *slot_of, ms__sim_profile *to);
-/* Whether a technique leaves saved storages that can be bit-packed: they stay, or move to disk. */
+/* Whether a technique leaves saved storages that can be bit-packed: they stay or move. */
 bool ms__bits_possible(ms_technique technique);
 /* Bit-packs a saved storage if the choices select it; returns whether they do. */
 bool ms__bits_made(ms__sim *sim, const ms__sim_node *node, uint32_t index, ms__slot *slot);

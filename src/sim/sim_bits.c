@@ -15,6 +15,10 @@ enum { HEADER_BYTES = 48 };
  * (docs/results). */
 enum { PACK_PART_OF_STREAM = 8, UNPACK_PART_OF_STREAM = 12 };
 
+/* On a GPU the host's operators pack and unpack (memscale/execution/bits.py): the bytes that they read and write for
+ * each byte of a mask, and the host's time for the calls, measured with torch's CPU operators on masks of 4 KB. */
+enum { GPU_PACK_PASSES = 3, GPU_UNPACK_PASSES = 4, GPU_PACK_NS = 80000, GPU_UNPACK_NS = 100000 };
+
 /* ---- compiling ------------------------------------------------------------------------ */
 
 static uint64_t bits_scan_ns(const ms__sim *sim, uint64_t bytes, uint64_t bytes_per_s, uint64_t part_of_stream)
@@ -24,8 +28,28 @@ static uint64_t bits_scan_ns(const ms__sim *sim, uint64_t bytes, uint64_t bytes_
     return ms__scaled_ns(sim, ms__add_sat(ms__rate_ns(bytes, rate), MS__HANDLING_NS));
 }
 
+static uint64_t bits_gpu_ns(const ms__sim *sim, uint64_t bytes, uint64_t launch_ns)
+{
+    const ms_gpu *gpu = ms_hardware_gpu(sim->hardware);
+    return ms__scaled_ns(sim, ms__add_sat(ms__rate_ns(bytes, gpu->stream_bytes_per_s), launch_ns));
+}
+
+static ms__sim_bits bits_measure_gpu(const ms__sim *sim, uint64_t storage_bytes)
+{
+    uint64_t bytes = sim->device_kind->rounded(ms__div_up(storage_bytes, 8));
+    return (ms__sim_bits){
+        .bytes = bytes,
+        .saved_bytes = ms__sub_sat(sim->device_kind->rounded(storage_bytes), bytes),
+        .pack_ns = bits_gpu_ns(sim, ms__mul_sat(storage_bytes, GPU_PACK_PASSES), GPU_PACK_NS),
+        .unpack_ns = bits_gpu_ns(sim, ms__mul_sat(storage_bytes, GPU_UNPACK_PASSES), GPU_UNPACK_NS),
+    };
+}
+
 static ms__sim_bits bits_measure(const ms__sim *sim, uint64_t storage_bytes, uint64_t value_bytes)
 {
+    if (!sim->on_host) {
+        return value_bytes == 1 ? bits_measure_gpu(sim, storage_bytes) : (ms__sim_bits){0}; /* only truth values */
+    }
     const ms_cpu *cpu = &sim->hardware->cpu;
     uint64_t bytes = ms__div_up(storage_bytes / value_bytes, 8) + HEADER_BYTES;
     return (ms__sim_bits){
@@ -64,7 +88,7 @@ int ms__bits_compile(const ms__sim *sim, const ms_profile *from, const uint32_t 
     if (to->bits == NULL) {
         return MS_ENOMEM;
     }
-    for (uint32_t i = 0; sim->on_host && i < from->two_valued.count && to->bits_count < MS__BITS_MOST; i++) {
+    for (uint32_t i = 0; i < from->two_valued.count && to->bits_count < MS__BITS_MOST; i++) {
         const ms_storage_bytes *one = &from->two_valued.items[i];
         ms__sim_bits bits = bits_measure(sim, from->storage_bytes[one->storage], one->bytes);
         if (bits.saved_bytes > 0 && slot_of[one->storage] != UINT32_MAX) {
@@ -87,8 +111,7 @@ static const ms__sim_bits *bits_of(const ms__sim *sim, const ms__sim_node *node,
 
 bool ms__bits_possible(ms_technique technique)
 {
-    ms_rest rest = ms_technique_of(technique)->rest;
-    return rest == MS_REST_STAYS || rest == MS_REST_DISK;
+    return ms_technique_of(technique)->rest != MS_REST_NONE;
 }
 
 static void bits_spend(ms__sim *sim, uint64_t ns)

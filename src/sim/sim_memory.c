@@ -58,13 +58,17 @@ static uint64_t taken_bytes(const ms__sim *sim, uint32_t instance)
 
 void ms__sim_take_small(ms__sim *sim, uint64_t bytes)
 {
-    memory_take_small(sim, bytes);
+    if (sim->on_host) {
+        memory_take_small(sim, bytes);
+    } else {
+        sim->live_bytes += bytes;
+    }
     memory_note_peak(sim);
 }
 
 void ms__sim_give_small(ms__sim *sim, uint64_t bytes)
 {
-    sim->small_bytes -= bytes;
+    *(sim->on_host ? &sim->small_bytes : &sim->live_bytes) -= bytes;
 }
 
 void ms__sim_acquire(ms__sim *sim, uint32_t instance)
@@ -76,12 +80,10 @@ void ms__sim_acquire(ms__sim *sim, uint32_t instance)
     if (sim->instance_class[instance] != MS__NO_CLASS) {
         memory_take_map(sim, sim->instance_class[instance]);
         sim->live_bytes += bytes;
-    } else if (sim->on_host) {
-        memory_take_small(sim, bytes);
+        memory_note_peak(sim);
     } else {
-        sim->live_bytes += bytes;
+        ms__sim_take_small(sim, bytes);
     }
-    memory_note_peak(sim);
 }
 
 void ms__sim_release(ms__sim *sim, uint32_t instance)
@@ -93,7 +95,7 @@ void ms__sim_release(ms__sim *sim, uint32_t instance)
     uint64_t bytes = taken_bytes(sim, instance);
     uint32_t class_id = sim->instance_class[instance];
     if (class_id == MS__NO_CLASS) {
-        *(sim->on_host ? &sim->small_bytes : &sim->live_bytes) -= bytes;
+        ms__sim_give_small(sim, bytes);
         return;
     }
     sim->live_bytes -= bytes;

@@ -105,11 +105,12 @@ static void note_values(ms_trace *trace, const uint64_t *inputs, size_t input_co
                         size_t output_count)
 {
     uint32_t made, source;
-    if (output_count != 1 || !ms__trace_find_life(trace, outputs[0], &made)) {
-        return;
-    }
     bool known = input_count > 0 && ms__trace_find_life(trace, inputs[0], &source);
-    ms__trace_note_result(trace, known ? &trace->lives.items[source] : NULL, &trace->lives.items[made]);
+    for (size_t i = 0; i < output_count; i++) {
+        if (ms__trace_find_life(trace, outputs[i], &made)) {
+            ms__trace_note_result(trace, known ? &trace->lives.items[source] : NULL, &trace->lives.items[made]);
+        }
+    }
 }
 
 int ms_trace_made(ms_trace *trace, const uint64_t *inputs, size_t input_count, const uint64_t *outputs,

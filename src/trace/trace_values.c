@@ -1,8 +1,8 @@
 /*
  * The tracer's account of storages that certainly have at most two values, by the operator that made them or wrote to
  * them last: comparisons (truth values); constants; operators that add one value to a constant (masked_fill, triu);
- * dropout masks, drawn in place; functions of one number of such a storage. Any other write ends the property. Bit
- * packing still scans every word.
+ * dropout masks, drawn in place or a second result; functions of one number of such a storage. Any other write ends the
+ * property. Bit packing on a CPU still scans every word.
  */
 #include <string.h>
 
@@ -81,11 +81,28 @@ static uint32_t value_bytes_of(const ms_operand *operand)
     return bytes <= 8 && bytes * elements == operand->bytes ? (uint32_t)bytes : 0;
 }
 
+/* The only result that holds truth values, and that its bytes tell from the others; NULL if there is none. GPUs give
+ * dropout's mask as such a second result. */
+static const ms_operand *result_of_truths(const ms_operand *outputs, size_t count)
+{
+    const ms_operand *found = NULL;
+    for (size_t i = 0; i < count; i++) {
+        found = outputs[i].are_truths ? &outputs[i] : found;
+    }
+    for (size_t i = 0; found != NULL && i < count; i++) {
+        if (&outputs[i] != found && outputs[i].bytes == found->bytes) {
+            return NULL;
+        }
+    }
+    return found;
+}
+
 trace_write ms__trace_write_of(const char *name, const ms_operand *inputs, size_t input_count,
                                const ms_operand *outputs, size_t output_count)
 {
     trace_write write = {.kind = WRITE_ANYTHING};
-    uint32_t value_bytes = output_count == 1 ? value_bytes_of(&outputs[0]) : 0;
+    const ms_operand *output = output_count == 1 ? &outputs[0] : result_of_truths(outputs, output_count);
+    uint32_t value_bytes = output != NULL ? value_bytes_of(output) : 0;
     if (value_bytes == 0 || is_empty(name)) {
         return write;
     }
@@ -93,10 +110,10 @@ trace_write ms__trace_write_of(const char *name, const ms_operand *inputs, size_
     for (size_t i = 1; i < input_count; i++) {
         numbers &= inputs[i].rank == 0;
     }
-    write.kind = write_kind_of(name, inputs, input_count, numbers);
+    write.kind = output_count == 1 ? write_kind_of(name, inputs, input_count, numbers) : WRITE_ANYTHING;
     write.in_place = strstr(name, "_.") != NULL;
-    write.are_truths = outputs[0].are_truths;
-    write.bytes = outputs[0].bytes;
+    write.are_truths = output->are_truths;
+    write.bytes = output->bytes;
     write.value_bytes = value_bytes;
     write.read_value_bytes = input_count > 0 ? value_bytes_of(&inputs[0]) : 0;
     return write;

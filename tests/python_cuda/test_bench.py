@@ -1,5 +1,5 @@
-"""bench/gpu on the double: every wrapped variant finishes and has the unmodified bits. (Its messages and its page are
-tested in tests/python/test_gpu_bench.py. No plan fits the budgets here: a plan's reserve exceeds a small model.)"""
+"""bench/gpu on the double: every wrapped variant finishes, keeps to its budget and has the unmodified bits. (Its
+messages and its page are tested in tests/python/test_gpu_bench.py. At 35% no plan fits: the reserve is half of it.)"""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_every_wrapped_variant_finishes_within_its_goals(monkeypatch):
     runs = bench.compared(told)
     assert runs.keys() >= bench.WRAPPED.keys()
     assert bench.misses_of("gpt2", runs) == []
-    for variant in ("offload", "offload, waited for", "recompute", "state in host memory"):
+    for variant in bench.WRAPPED.keys() - {"35%"}:
         assert runs[variant].get("same"), runs[variant]
     assert runs["offload"]["counters"]["offloaded_bytes"] > 0
     assert runs["recompute"]["counters"]["recomputed_layers"] > 0

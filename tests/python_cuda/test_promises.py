@@ -533,3 +533,58 @@ def test_detach_leaves_no_executor():
     train(case, case.model)
     memscale.detach(case.model)
     assert not hasattr(case.model, "_memscale_executor")
+
+
+# ---- several devices ------------------------------------------------------------------------------------
+
+
+class OnTwoDevices(nn.Module):
+    """Blocks on one device and then on another, as a device map places them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = blocks(4).to("cuda:0")
+        self.second = blocks(6).to("cuda:1")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x).to("cuda:1"))
+
+
+def test_a_model_on_two_devices_is_refused_by_name():
+    model = OnTwoDevices()
+    hooks = len(model._forward_hooks)
+    with pytest.raises(MemScaleError, match="OnTwoDevices has parameters on cuda:0 and cuda:1"):
+        memscale.wrap(model)
+    with pytest.raises(MemScaleError, match="cuda:0 and cuda:1"):
+        memscale.plan(model, torch.randn(8, 128, device="cuda:0"))
+    assert len(model._forward_hooks) == hooks
+    assert not hasattr(model, "_memscale_executor")
+
+
+def test_parts_on_two_devices_have_a_plan_and_a_budget_each():
+    x = torch.randn(8192, 128, device="cuda:0")
+
+    def steps(model: nn.Module) -> tuple[list[torch.Tensor], list[int]]:
+        torch.manual_seed(3)
+        seen: list[torch.Tensor] = []
+        for device in (0, 1):
+            torch.cuda.reset_peak_memory_stats(device)
+        for _ in range(4):
+            step_of(model, x)
+            seen += [parameter.grad.cpu() for parameter in model.parameters()]
+            model.zero_grad()
+        return seen, [torch.cuda.max_memory_allocated(device) for device in (0, 1)]
+
+    expected, plain = steps(OnTwoDevices())
+    gc.collect()
+    model = OnTwoDevices()
+    budgets = [int(0.75 * peak) for peak in plain]
+    for part, budget in zip((model.first, model.second), budgets, strict=True):
+        memscale.wrap(part, memscale.Config(memory_budget_gb=budget / 1e9, enable_logging=False))
+    found, peaks = steps(model)
+    plans = [part._memscale_executor.plan for part in (model.first, model.second)]
+    memscale.detach(model.first)
+    memscale.detach(model.second)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
+    assert all(peak <= budget for peak, budget in zip(peaks, budgets, strict=True)), (peaks, budgets, plain)
+    assert all(not json.loads(plan.to_json())["skipped"] for plan in plans)

@@ -401,16 +401,15 @@ class Executor:
         self._compilation.take_over(self._alive(), around)
 
     def _open_tier(self, settings: dict[str, Any]) -> None:
-        if self._core.tier() is None and settings["slab_bytes"]:
-            open_tier(
-                self._core,
-                self._alive(),
-                self._config,
-                settings,
-                self._disk_directory,
-                self._planner.disk,
-                self._planner.documents[1],
-            )
+        open_tier(
+            self._core,
+            training_device(self._alive()),
+            self._config,
+            settings,
+            self._disk_directory,
+            self._planner.disk,
+            self._planner.documents[1],
+        )
 
     def _disk_directory(self) -> str:
         if self._disk_dir is not None:

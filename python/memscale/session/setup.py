@@ -283,6 +283,16 @@ def _unwrap_submodules(model: torch.nn.Module) -> None:
             inner.detach()
 
 
+def refuse_several_devices(model: torch.nn.Module) -> None:
+    """Raises IntegrationError if the model has parameters on several devices: a plan knows one, and its budget."""
+    devices = sorted({str(parameter.device) for parameter in model.parameters()})
+    if len(devices) > 1:
+        raise IntegrationError(
+            f"{type(model).__name__} has parameters on {' and '.join(devices)}, and a plan is for one device: wrap the "
+            "part on each device by itself, with a budget of its own"
+        )
+
+
 def _refuse_what_cannot_be_hooked(model: torch.nn.Module) -> None:
     import torch
 
@@ -296,6 +306,7 @@ def _refuse_what_cannot_be_hooked(model: torch.nn.Module) -> None:
     if lazy:
         raise IntegrationError(f"wrap: {lazy[0]!r} has no shape before the first forward; run one forward, then wrap")
     parameters = list(model.parameters())
+    refuse_several_devices(model)
     if not parameters:
         _log.warning(
             "wrap: %s has no parameters; there is nothing to train, and memory is only planned for "

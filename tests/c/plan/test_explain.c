@@ -326,6 +326,44 @@ static void neighbouring_budgets_give_the_stated_plans(void **state)
     assert_true(larger > 6 && smaller > 6);
 }
 
+/* A card's plan tells its owners, whose bytes are the peak's, and the plan for 1 GB more. */
+static void a_cards_plan_tells_what_a_gigabyte_would_buy(void **state)
+{
+    (void)state;
+    uint32_t gains = 0;
+    static const fixture_layer layer = {512 * MIB, 64 * MIB, 100000000, 64 * MIB, 0, 0};
+    fixture_chain chain = {.layer_count = 8, .layers = &layer, .uniform = true, .activation_bytes = 64 * MIB};
+    fixture_planning f = fixture_open(fixture_chain_graph(&chain));
+    f.hardware->gpu_count = 1;
+    f.hardware->device = 0;
+    f.hardware->gpu[0] = (ms_gpu){.kind = MS_DEVICE_CUDA,
+                                  .total_bytes = 24000 * MIB,
+                                  .matmul_flops_per_s = 10000000000000,
+                                  .stream_bytes_per_s = 900000000000,
+                                  .to_host_bytes_per_s = 1200000000,
+                                  .from_host_bytes_per_s = 1200000000,
+                                  .copy_engines = 2};
+    uint64_t smallest = fixture_smallest_budget(&f), need = fixture_need(&f);
+    for (uint64_t budget = smallest; budget < need; budget += (need - smallest) / 5 + 1) {
+        ms_plan *plan = fixture_plan_at(&f, budget);
+        const ms_neighbour *said = &plan->why.gigabyte;
+        if (!plan->skipped) {
+            assert_int_equal(said->budget_bytes, budget + 1000000000);
+            ms_plan *there = fixture_plan_at(&f, said->budget_bytes);
+            assert_true(there->skipped || there->replay.step_ns == said->step_ns);
+            char *text = ms_plan_explain(plan, -1);
+            assert_non_null(strstr(text, "  owners    "));
+            assert_non_null(strstr(text, "1 GB more"));
+            gains += said->step_ns < plan->replay.step_ns;
+            ms_free(text);
+            ms_plan_free(there);
+        }
+        ms_plan_free(plan);
+    }
+    assert_true(gains > 2);
+    fixture_close(&f);
+}
+
 /* ---- the bound ---------------------------------------------------------------------------------- */
 
 /* The best step time of all assignments that fit, without page faults; UINT64_MAX: none. */
@@ -436,6 +474,7 @@ int main(void)
         cmocka_unit_test(moving_tensors_have_their_own_parts),
         cmocka_unit_test(runner_ups_take_the_time_of_their_replay),
         cmocka_unit_test(neighbouring_budgets_give_the_stated_plans),
+        cmocka_unit_test(a_cards_plan_tells_what_a_gigabyte_would_buy),
         cmocka_unit_test(no_assignment_that_fits_beats_the_bound),
         cmocka_unit_test(the_bound_counts_the_cheapest_bytes),
         cmocka_unit_test(step_options_lower_the_bound),

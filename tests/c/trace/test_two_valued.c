@@ -108,6 +108,29 @@ static void a_mask_is_found(void **state)
     is_found(end_layer(true), "two_valued\":[[1,4]]");
 }
 
+/* Dropout on a GPU: the mask is the second result. Results of one size are not told apart. */
+static void a_mask_among_several_results_is_found(void **state)
+{
+    (void)state;
+    const uint64_t item_bytes[] = {4, 1}, keys[] = {3, 2}, input = 1;
+    for (int same = 0; same < 2; same++) {
+        ms_operand operand = {.rank = 1, .size = {ELEMENTS}, .bytes = ELEMENTS * 4};
+        ms_operand results[] = {operand, operand};
+        results[0].bytes = ELEMENTS * item_bytes[same];
+        results[1].bytes = ELEMENTS;
+        results[1].are_truths = true;
+        begin_layer();
+        born(3, results[0].bytes);
+        born(2, results[1].bytes);
+        assert_ms_ok(ms_trace_op(trace, "aten.native_dropout.default", &operand, 1, results, 2, &err), err);
+        assert_ms_ok(ms_trace_made(trace, &input, 1, keys, 2, false, &err), err);
+        died(3);
+        is_found(end_layer(true), same ? NULL : "two_valued\":[[2,1]]");
+        teardown(state);
+        setup(state);
+    }
+}
+
 static void an_unsaved_mask_is_not_listed(void **state)
 {
     (void)state;
@@ -285,6 +308,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(a_mask_is_found, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_mask_among_several_results_is_found, setup, teardown),
         cmocka_unit_test_setup_teardown(an_unsaved_mask_is_not_listed, setup, teardown),
         cmocka_unit_test_setup_teardown(a_partly_drawn_mask_does_not_count, setup, teardown),
         cmocka_unit_test_setup_teardown(a_product_with_a_tensor_ends_it, setup, teardown),

@@ -90,6 +90,8 @@ class Session:
         self._plans_made: dict[str, int] = {}
         self._current: str | None = None
         self._first: str | None = None  # the shape that training began with
+        self._more_bytes = 0  # of tensors that the script came to hold during training; the baseline includes them
+        self._has_run = False  # whether a step ended: from then on a shape that fits no plan does not end the training
         self._beyond: set[str] = set()  # shapes that run under their smallest plan, over the budget
         self._was_beyond = False
         self._told_beyond = self._told_evaluation = False
@@ -409,13 +411,14 @@ class Session:
         return plan
 
     def _make_plan_or_smallest(self, signature: str) -> str:
-        """The plan as JSON. If no plan fits a later shape, it gets its smallest one, with one warning per run."""
+        """The plan as JSON. If no plan fits a later shape, or one that has trained already, it gets its smallest plan,
+        with one warning per run."""
         graph = self._graphs[signature]
         try:
             plan = self._make_plan(graph)
         except BudgetInfeasibleError:
-            first = None if self._first == signature else self._graphs.get(self._first or "")
-            if self.config.strict_budget or self._has_sample or first is None:
+            first = self._graphs.get(self._first or "", graph if self._has_run else None)
+            if self.config.strict_budget or self._has_sample or first is None or self._first == signature:
                 raise
             plan, line = _core.plan_beyond(graph, first, self.hardware_json, self._planned_for)
             if self._told_beyond:
@@ -429,7 +432,10 @@ class Session:
         return plan
 
     def evaluation_ended(self, before_bytes: int, peak_bytes: int, rows: int) -> None:
-        """Warns once of an evaluation that exceeds the budget, with C's text."""
+        """Warns once of an evaluation that exceeds the budget, with C's text. Beside a training that exceeds it, which
+        was told and leaves its maps in the cache, it says nothing."""
+        if self._current in self._beyond:
+            return
         line = _core.plan_evaluation(self.config_json, before_bytes, peak_bytes, rows)
         if line is not None and not self._told_evaluation:
             self._told_evaluation = True
@@ -567,6 +573,7 @@ class Session:
             if self._refused_steps == _REFUSED_STEPS:
                 _log.warning("real steps can't be followed either (%s); the plan of the warm-up stays", refused)
             return None
+        self._has_run = True
         self._refused_steps = 0
         self._profiled_steps += 1
         if self._profiled_steps < self.config.warmup_steps or self._current is None:
@@ -580,6 +587,7 @@ class Session:
     def step_finished(self, observation: dict[str, Any]) -> ExecutionPlan | None:
         """Compares a step with its plan. Returns a new plan if C says to plan again."""
         drain_core_log()
+        self._has_run |= observation["step"] > 0
         self.host_memory.step_ended(observation)
         signature = self._current
         # A step over the budget leaves memory in the cache, so the step after it can't be compared either.
@@ -592,6 +600,7 @@ class Session:
             self._planned_for,
             self._plans[signature].to_json(),
             {
+                "baseline_held_bytes": self._more_bytes,
                 **observation,
                 "smaller_inputs": self._serves_smaller,
                 "plans": self._plans_made.get(signature, 0),
@@ -610,6 +619,21 @@ class Session:
         if is_over:
             self._tell_refusal()
         return plan
+
+    def holds_more(self, more_bytes: int) -> ExecutionPlan | None:
+        """From now on plans leave room for `more_bytes` of tensors that the script came to hold. Returns a plan for the
+        step under way, if the one in force has to change."""
+        signature = self._current
+        if self.config.memory_budget_gb is None or signature is None or signature not in self._plans:
+            return None
+        self._more_bytes += more_bytes
+        self.host_memory.baseline_bytes = self._more_bytes
+        self.hardware_json = _core.hardware_grow_by(self.hardware_json, 0, more_bytes)
+        same = self._refreshed(signature, self._plans[signature])
+        if same is None:
+            return self._plan_again(signature)
+        self._plans[signature] = same
+        return self._plan(signature)
 
     def layers_held(self, names: list[str]) -> ExecutionPlan | None:
         """From now on plans don't recompute the layers `names`, all that turned out not to be recomputable.

@@ -484,6 +484,9 @@ def hardware_set_process(
     MemScaleError if the kind is unknown.
     """
 
+def hardware_traced(hardware: str, /) -> str:
+    """The description with the baseline after the first trace."""
+
 def history_add(history: object, step: dict[str, Any], counters: dict[str, int], /) -> None:
     """Adds a step's measurements, and the counters after it."""
 

@@ -223,6 +223,9 @@ class RankedSession(Session):
         )
         return None
 
+    def _measure_trace(self) -> None:
+        """Nothing: only rank 0's trace could be measured, and the plan is for all ranks."""
+
     @property
     def wants_live_trace(self) -> bool:
         """As in `Session`, but never if parameters are sharded."""

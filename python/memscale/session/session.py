@@ -469,6 +469,7 @@ class Session:
             calls = CompiledCalls()
             graph = self._profiler.trace(model, args, kwargs, optimizer=self._optimizer, calls=calls)
             self.host_memory.trace_ended()
+            self._measure_trace()
             return self._measured(model, graph, calls)
         except ProfileError as error:
             misfit = misfit_of(error, model, args, kwargs) if self._has_sample else None
@@ -484,6 +485,11 @@ class Session:
                 raise
             _log.warning("%s; %d real steps are profiled instead", error, self.config.warmup_steps)
             return None
+
+    def _measure_trace(self) -> None:
+        """The first trace has loaded what the model's code needs: it belongs to the baseline from now on."""
+        if self._streamed is None and self.host_memory.is_exact:
+            self.hardware_json = _core.hardware_traced(self.hardware_json)
 
     def _measured(self, model: torch.nn.Module, graph: str, calls: CompiledCalls) -> str:
         """The graph with what compiled layers really do. What their compiler leaves resident joins the baseline."""

@@ -1,9 +1,9 @@
 """Small models under the smallest budget that memscale names for them.
 
-`python bench/smallest.py` asks for the smallest budget of 27 models whose training takes less than 1 GB, and trains each
-under it for four steps with AdamW, each time in a process of its own. It prints, as Markdown, the budget, the process's
-peak after `wrap()` and their distance, and fails if a run exceeds its budget by more than 0.5 MB. `--parts` adds what the
-first plan counted and what was measured, in MB. One thread.
+`python bench/smallest.py` asks for the smallest budget of 27 models whose training takes less than 1 GB, and
+trains each under it for four steps with AdamW, each time in a process of its own. It prints, as Markdown, the
+budget, the process's peak after `wrap()` and their distance, and fails if a run exceeds its budget by more than
+0.5 MB. `--parts` adds what the first plan counted and what was measured, in MB.
 """
 
 from __future__ import annotations
@@ -176,10 +176,11 @@ def _smallest(make: Made) -> dict[str, Any]:
     raise RuntimeError("1 MB was enough")
 
 
-def _apart(name: str, budget_bytes: int) -> dict[str, Any]:
+def _apart(name: str, budget_bytes: int, threads: int) -> dict[str, Any]:
     """The smallest budget of a model if `budget_bytes` is 0, else a run under it. In a process of its own: a forked one
     has fewer resident pages of libraries than one that has loaded them."""
     command = [sys.executable, "-W", "ignore", __file__, "--child", name, "--budget", str(budget_bytes)]
+    command += ["--threads", str(threads)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"{name} failed:\n{done.stderr[-2000:]}")
@@ -228,10 +229,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", default=[], help="names of models")
     parser.add_argument("--parts", action="store_true", help="also what plans counted and steps took")
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--child", default="", help=argparse.SUPPRESS)
     parser.add_argument("--budget", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(options.threads)
     if options.child:
         make = CASES[options.child]
         print(json.dumps(_run(make, options.budget) if options.budget else _smallest(make)))
@@ -239,8 +241,8 @@ def main() -> int:
     over = near = 0
     print("| model | smallest budget MB | peak MB | below |\n|---|---|---|---|")
     for name in options.only or CASES:
-        budget = _apart(name, 0)["budget"]
-        found = _apart(name, budget)
+        budget = _apart(name, 0, options.threads)["budget"]
+        found = _apart(name, budget, options.threads)
         below = (budget - found["peak"]) / found["peak"]
         over += found["peak"] > budget + _OVER_MOST_BYTES
         near += abs(below) <= _NEAR

@@ -102,13 +102,13 @@ void ms__process_measured(ms_process *process, const ms_graph *graph, uint64_t s
  * touched (15 MB, which scratch includes), and readings differ by a few MB. Without this tolerance, the
  * budget that a refusal names would be refused too.
  */
-static const uint64_t same_baseline_bytes = 20000000;
+static const uint64_t same_baseline_bytes = 20000000, same_trace_bytes = 4000000;
 
-static uint64_t steady(_Atomic uint64_t *measured_bytes, uint64_t now_bytes)
+static uint64_t steady(_Atomic uint64_t *measured_bytes, uint64_t now_bytes, uint64_t same_bytes)
 {
     uint64_t before = atomic_load(measured_bytes);
     uint64_t change = now_bytes > before ? now_bytes - before : before - now_bytes;
-    if (before != 0 && change <= same_baseline_bytes) {
+    if (before != 0 && change <= same_bytes) {
         return before;
     }
     atomic_store(measured_bytes, now_bytes);
@@ -124,7 +124,7 @@ static int resident_baseline(uint64_t *bytes, ms_error *err)
     malloc_trim(0);
     int rc = ms__resident_read(&resident, err);
     if (rc == MS_OK) {
-        *bytes = steady(&baseline_of_wrap, resident.now_bytes);
+        *bytes = steady(&baseline_of_wrap, resident.now_bytes, same_baseline_bytes);
     }
     return rc;
 }
@@ -224,7 +224,7 @@ int ms_hardware_traced(ms_hardware *hardware, uint64_t tensor_bytes, ms_error *e
     uint64_t now_bytes;
     int rc = ms_process_beside_tensors(tensor_bytes, &now_bytes, err);
     if (rc == MS_OK) {
-        uint64_t grown = ms__sub_sat(steady(&baseline_of_trace, now_bytes), process->baseline_bytes);
+        uint64_t grown = ms__sub_sat(steady(&baseline_of_trace, now_bytes, same_trace_bytes), process->baseline_bytes);
         process->baseline_bytes += grown;
         process->traced_bytes = ms__max_u64(ms__min_u64(grown, traced_most_bytes), 1);
     }

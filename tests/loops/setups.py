@@ -72,7 +72,7 @@ def validated_first(run: Run) -> None:
     _steps(run, model, range(6))
 
 
-@loop(180)
+@loop(180, is_quick=True)
 def resumed(run: Run) -> None:
     """A checkpoint is loaded in the middle of training, and stays referenced."""
     model = run.wrap(CharModel(width=256))

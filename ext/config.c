@@ -32,10 +32,49 @@ static PyObject *config_defaults(PyObject *module, PyObject *args)
     return config_text(&config);
 }
 
+/* The arguments' texts, NULL after the last; NULL with an exception. Borrowed from the tuple. */
+static const char **texts_of(PyObject *tuple)
+{
+    Py_ssize_t count = PyTuple_Size(tuple);
+    const char **texts = PyMem_Calloc((size_t)count + 1, sizeof *texts);
+    if (texts == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        texts[i] = ms_ext_utf8(PyTuple_GetItem(tuple, i), "arguments", NULL);
+        if (texts[i] == NULL) {
+            PyMem_Free(texts);
+            return NULL;
+        }
+    }
+    return texts;
+}
+
+static PyObject *config_no_argument(PyObject *module, PyObject *args)
+{
+    (void)module;
+    const char *function, *name;
+    PyObject *arguments;
+    if (!PyArg_ParseTuple(args, "ssO!", &function, &name, &PyTuple_Type, &arguments)) {
+        return NULL;
+    }
+    const char **texts = texts_of(arguments);
+    if (texts == NULL) {
+        return NULL;
+    }
+    PyObject *text = ms_ext_take_text(ms_config_no_argument(function, name, texts));
+    PyMem_Free(texts);
+    return text;
+}
+
 static PyMethodDef methods[] = {
     MS_EXT_FUNCTION("config_validate", config_validate, METH_O, "json, /", "(str) -> str",
                     "The config with every field written out. Raises ConfigError."),
     MS_EXT_FUNCTION("config_defaults", config_defaults, METH_NOARGS, "/", "() -> str", "JSON of the default config."),
+    MS_EXT_FUNCTION("config_no_argument", config_no_argument, METH_VARARGS, "function, name, arguments, /",
+                    "(str, str, tuple[str, ...]) -> str",
+                    "The message for an argument that a function does not have; `arguments` are its own."),
     {NULL, NULL, 0, NULL},
 };
 

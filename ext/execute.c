@@ -415,6 +415,8 @@ static PyMethodDef methods[] = {
                   "pushed."),
     MS_EXT_METHOD("leave", ms_ext_leave, METH_O, "caller, /", "(FrameType | list[int] | None) -> None",
                   "Ends the call; `caller` is the root's frame, or None."),
+    MS_EXT_METHOD("forward_begins", ms_ext_forward_begins, METH_O, "known_bytes, /", "(int) -> int",
+                  "Bytes of maps, those known aside, beyond what earlier steps began with."),
     MS_EXT_METHOD("backward_ended", backward_ended, METH_NOARGS, "/", "() -> None", "Reports the end of a backward."),
     MS_EXT_METHOD("expect_backward", expect_backward, METH_NOARGS, "/", "() -> bool",
                   "Announces a backward_begins() for the forward that just ended. False: that call is not needed."),

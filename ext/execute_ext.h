@@ -138,6 +138,7 @@ static inline ms_execution *ms_ext_execution_of(PyObject *self)
 /* Methods of Execution in execute_hooks.c and execute_device.c; execute.c has their docstrings. */
 PyObject *ms_ext_set_device(PyObject *self, PyObject *args);
 PyObject *ms_ext_hooks_in_the_way(PyObject *self, PyObject *args);
+PyObject *ms_ext_forward_begins(PyObject *self, PyObject *known);
 PyObject *ms_ext_enter_root(PyObject *self, PyObject *caller);
 PyObject *ms_ext_leave_root(PyObject *self, PyObject *failed);
 PyObject *ms_ext_in_root(PyObject *self, PyObject *args);

@@ -220,3 +220,12 @@ const ms_execute_host ms_ext_host = {
     .unlock = host_unlock,
     .lock = host_lock,
 };
+
+PyObject *ms_ext_forward_begins(PyObject *self, PyObject *known)
+{
+    uint64_t known_bytes;
+    if (ms_ext_u64(known, "known_bytes", &known_bytes) != 0) {
+        return NULL;
+    }
+    return PyLong_FromUnsignedLongLong(ms_execute_forward_begins(ms_ext_execution_of(self)->execute, known_bytes));
+}

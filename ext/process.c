@@ -87,6 +87,19 @@ static PyObject *hardware_grow_process(PyObject *module, PyObject *args)
     return close_description(hardware, rc, &err);
 }
 
+static PyObject *hardware_traced(PyObject *module, PyObject *text)
+{
+    (void)module;
+    const char *json = ms_ext_utf8(text, "hardware", NULL);
+    ms_hardware *hardware = json != NULL ? open_description(json) : NULL;
+    if (hardware == NULL) {
+        return NULL;
+    }
+    ms_error err;
+    int rc = ms_hardware_traced(hardware, host_tensor_bytes(), &err);
+    return close_description(hardware, rc, &err);
+}
+
 static PyObject *hardware_grow_by(PyObject *module, PyObject *args)
 {
     (void)module;
@@ -128,6 +141,8 @@ static PyMethodDef methods[] = {
                     "hardware, expected_bytes, allocated_bytes, /", "(str, int, int) -> str",
                     "The description with this process's present baseline and `expected_bytes` that it will also hold. "
                     "On a GPU, where `allocated_bytes` are allocated now, the baseline grows by no more than these."),
+    MS_EXT_FUNCTION("hardware_traced", hardware_traced, METH_O, "hardware, /", "(str) -> str",
+                    "The description with the baseline after the first trace."),
     MS_EXT_FUNCTION("hardware_grow_by", hardware_grow_by, METH_VARARGS, "hardware, before, after, /",
                     "(str, int, int) -> str",
                     "The description with the baseline grown by what memory beside tensors has grown."),

@@ -70,7 +70,14 @@ MS_API void ms_config_default(ms_config *config);
  */
 MS_API int ms_config_parse(const char *json, ms_config *config, ms_error *err);
 
-/* The same document with every field written out; NULL when out of memory. */
+/*
+ * The message for an argument that one of Python's functions does not have: it suggests the field of `Config` or the
+ * argument that was probably meant. `arguments` are the function's own, NULL after the last. Free it with ms_free(); NULL when
+ * out of memory.
+ */
+MS_API char *ms_config_no_argument(const char *function, const char *name, const char *const *arguments);
+
+/* A config with every field written out; NULL when out of memory. */
 MS_API char *ms_config_to_json(const ms_config *config);
 
 #ifdef __cplusplus

@@ -371,6 +371,14 @@ MS_API void ms_execute_backward_reached(ms_execute *execute, bool parameters);
  * model trains on a CPU host (again). */
 MS_API void ms_execute_device_peak(ms_execute *execute, uint64_t mark_bytes);
 
+/*
+ * A step's first forward is about to begin, or a later one. Returns the bytes of maps that are live beyond those with which
+ * earlier steps began; `known_bytes` of them are the batch's, and the outputs' and gradients' that the plan counts. The
+ * first two steps set the measure, and what was returned belongs to it. 0 for later forwards, for differences below 1 MiB,
+ * and if maps are not counted.
+ */
+MS_API uint64_t ms_execute_forward_begins(ms_execute *execute, uint64_t known_bytes);
+
 /* The memory of a step; UINT64_MAX if unknown. On a CPU host all of it is unknown if hostmem does not own the
  * allocator's slots. On a GPU only the peak is known, from the first step in which the allocator's counter moves. */
 typedef struct ms_step_memory {

@@ -76,8 +76,9 @@ typedef struct ms_process {
     uint64_t storages_bytes; /* once measured: what the measured step's storages were assumed to add to scratch_bytes;
                               * a step with more of them takes more. 0: unknown */
     uint64_t state_bytes;    /* the part of the baseline that is state of the model's optimizers */
+    uint64_t traced_bytes; /* the part of scratch_bytes that the first trace left resident; the baseline includes it */
     uint64_t streamed_bytes; /* of parameters that stream */
-    uint64_t window_bytes;   /* the part of the baseline that these may take; see ms_pipeline_window() */
+    uint64_t window_bytes; /* the part of the baseline that these may take; see ms_pipeline_window() */
 } ms_process;
 
 /* The machine. */
@@ -88,9 +89,9 @@ typedef struct ms_hardware {
     ms_process process;
     uint32_t gpu_count;
     ms_gpu gpu[MS_GPU_MAX];
-    int32_t device;             /* the training device: -1 the CPU, else an index into gpu[] */
+    int32_t device; /* the training device: -1 the CPU, else an index into gpu[] */
     uint64_t time_scale_permille; /* measured step time / predicted; 1000 until a step is measured */
-    uint64_t pace_permille;     /* measured step time / predicted by a plan that stays as it is, because everything is
+    uint64_t pace_permille; /* measured step time / predicted by a plan that stays as it is, because everything is
                                  * slower (a busy machine) or faster; 0: as predicted so far. Changes no plan */
 } ms_hardware;
 
@@ -99,11 +100,11 @@ MS_API uint64_t ms_hardware_at_pace(const ms_hardware *hardware, uint64_t predic
 
 /* Options of the probe. */
 typedef struct ms_hardware_options {
-    const char *disk_dir;  /* NULL: choose a cache directory on a real disk */
+    const char *disk_dir; /* NULL: choose a cache directory on a real disk */
     const char *cache_dir; /* directory of cached rates; NULL: the user's cache directory */
-    bool no_cache;         /* measure again */
-    bool no_measure;       /* use stated default rates; nothing is written */
-    bool no_gpus;          /* ask no driver: children of a process that has asked one can't use it */
+    bool no_cache; /* measure again */
+    bool no_measure; /* use stated default rates; nothing is written */
+    bool no_gpus; /* ask no driver: children of a process that has asked one can't use it */
 } ms_hardware_options;
 
 /*
@@ -151,6 +152,13 @@ MS_API int ms_hardware_set_process(ms_hardware *hardware, int32_t device, uint64
 MS_API int ms_hardware_grow_process(ms_hardware *hardware, uint64_t tensor_bytes, uint64_t expected_bytes,
                                     ms_error *err);
 
+/*
+ * After the first trace, on a CPU host: its baseline becomes the present resident memory, minus `tensor_bytes` (held by
+ * hostmem), if that is more. What Python and torch loaded for the model's code is then measured, and the first step is
+ * assumed to take that much less. Does nothing once a step was measured. Thread-safe.
+ */
+MS_API int ms_hardware_traced(ms_hardware *hardware, uint64_t tensor_bytes, ms_error *err);
+
 /* The resident memory of this process beside `tensor_bytes` (held by hostmem), after libc released its free memory.
  * Thread-safe. */
 MS_API int ms_process_beside_tensors(uint64_t tensor_bytes, uint64_t *bytes, ms_error *err);
@@ -178,17 +186,17 @@ MS_API int ms_hardware_see_gpu(ms_hardware *hardware, uint32_t device, const ms_
  * memory allows.
  */
 typedef struct ms_gpu_trial {
-    const char *rate;  /* the member of ms_gpu that it measures */
-    const char *work;  /* "product": of two square matrices; "scale": x *= 1, "to_host" and "from_host": a copy */
+    const char *rate; /* the member of ms_gpu that it measures */
+    const char *work; /* "product": of two square matrices; "scale": x *= 1, "to_host" and "from_host": a copy */
     const char *dtype; /* torch's name */
-    bool is_pinned;    /* the host memory of a copy */
+    bool is_pinned; /* the host memory of a copy */
 } ms_gpu_trial;
 
 /* One run of a trial. */
 typedef struct ms_gpu_try {
-    uint64_t size;    /* a product's rows, else bytes */
+    uint64_t size; /* a product's rows, else bytes */
     uint32_t repeats; /* that many times, one after the other */
-    uint64_t ns;      /* of all of them, from the device's events; the framework sets it */
+    uint64_t ns; /* of all of them, from the device's events; the framework sets it */
 } ms_gpu_try;
 
 /* Trial i; NULL after the last one. */

@@ -117,8 +117,8 @@ MS_API int ms_pipeline_agree(const ms_hardware *const *hardware, const ms_config
                              ms_error *err);
 
 /*
- * The smallest plan for a shape for which no plan fits the budget, after training began with the shape of `first`.
- * *line names both shapes, the bytes over budget and the longest size that fits; free it with ms_free(). On failure
+ * The smallest plan for a shape for which no plan fits the budget, after training began with the shape of `first`
+ * (`graph` itself if it began with this one). *line names both shapes, the bytes over budget and the longest size that fits; free it with ms_free(). On failure
  * neither is set. Tests: tests/c/pipeline/test_pipeline.c.
  */
 MS_API int ms_pipeline_beyond(const ms_graph *graph, const ms_graph *first, const ms_hardware *hardware,

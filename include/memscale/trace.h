@@ -136,10 +136,13 @@ MS_API int ms_trace_head_used(ms_trace *trace, uint64_t head, uint64_t loss, ms_
 MS_API int ms_trace_head_backward(ms_trace *trace, uint64_t head, ms_error *err);
 MS_API int ms_trace_head_backward_end(ms_trace *trace, uint64_t head, uint64_t gradient_key, ms_error *err);
 
-/* Bytes that an operator takes at most on a CPU, beside operands and results. `name` is torch's. A convolution's operands
- * have torch's default layout (in channels_last nothing is reordered); bit i of `copied` says that the operator copies input
- * i first: it has gaps or repeats elements (an expanded gradient), or is converted to another type of the same size. Types
- * of other sizes are seen from the operands. Saturates. 0 for most operators. */
+/* A bit of `copied`: an image of a convolution is in channels_last. Nothing is reordered then, except a grouped filter. */
+#define MS_WORKSPACE_CHANNELS_LAST (UINT32_C(1) << 31)
+
+/* Bytes that an operator takes at most on a CPU, beside operands and results. `name` is torch's. Bit i of `copied` says
+ * that the operator copies input i first: it has gaps or repeats elements (an expanded gradient), is the image that is not
+ * in channels_last, or is converted to another type of the same size. Types of other sizes are seen from the operands.
+ * Saturates. 0 for most operators. */
 MS_API uint64_t ms_workspace_bytes(const char *name, const ms_operand *inputs, size_t input_count,
                                    const ms_operand *outputs, size_t output_count, uint32_t copied);
 

@@ -48,6 +48,8 @@ class Execution:
         """Resident bytes before the evaluation and at its peak; None if no evaluation has begun."""
     def expect_backward(self) -> bool:
         """Announces a backward_begins() for the forward that just ended. False: that call is not needed."""
+    def forward_begins(self, known_bytes: int, /) -> int:
+        """Bytes of maps, those known aside, beyond what earlier steps began with."""
     def held_layers(self) -> list[str]:
         """Layers that hold() or a failed comparison stopped recomputing."""
     def hold(self, layer: int, /) -> None:
@@ -372,6 +374,9 @@ def config_defaults() -> str:
 def config_for_shards(config: str, /) -> str:
     """The config restricted to techniques that work with sharded parameters."""
 
+def config_no_argument(function: str, name: str, arguments: tuple[str, ...], /) -> str:
+    """The message for an argument that a function does not have; `arguments` are its own."""
+
 def config_validate(json: str, /) -> str:
     """The config with every field written out. Raises ConfigError."""
 
@@ -519,6 +524,9 @@ def hardware_set_process(
     memory on the CPU; state_bytes of it are the optimizers' state. The GPU's name and bytes are those that torch
     reports; they are ignored for the CPU. MemScaleError if the kind is unknown.
     """
+
+def hardware_traced(hardware: str, /) -> str:
+    """The description with the baseline after the first trace."""
 
 def heap_bytes(address: int, /) -> int:
     """The bytes of the block of memory that malloc() returned this address for."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .config import AsyncOffloadConfig, Config, OptimizationMode, check_config
+from .config import AsyncOffloadConfig, Config, OptimizationMode, check_config, tells_wrong_arguments
 from .errors import ConfigError, IntegrationError, ProfileError
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ _log = logging.getLogger("memscale")
 Target = TypeVar("Target")
 
 
+@tells_wrong_arguments
 def wrap(
     target: Target,
     config: Config | None = None,
@@ -100,6 +101,7 @@ def detach(model: torch.nn.Module) -> torch.nn.Module:
     return model
 
 
+@tells_wrong_arguments
 @contextmanager
 def optimize(
     model: torch.nn.Module,
@@ -128,6 +130,7 @@ def optimize(
         executor.detach()
 
 
+@tells_wrong_arguments
 def apply_all_optimizations(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, config: Config | None = None
 ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
@@ -192,6 +195,7 @@ def _with_8bit_state(optimizer: torch.optim.Optimizer, must: bool) -> torch.opti
         return optimizer
 
 
+@tells_wrong_arguments
 def plan(model: torch.nn.Module, sample_input: Any, config: Config | None = None) -> ExecutionPlan:
     """The plan that `wrap()` would apply, without applying it.
 
@@ -222,6 +226,7 @@ def plan(model: torch.nn.Module, sample_input: Any, config: Config | None = None
         return ExecutionPlan(session.plan_traced(module, *arguments), session.hardware_json)
 
 
+@tells_wrong_arguments
 def trace(model: torch.nn.Module, sample_input: Any, optimizer: torch.optim.Optimizer | None = None) -> ModelGraph:
     """The graph of one training step, from which plans are made on any machine.
 

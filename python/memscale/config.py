@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import json
 import math
 import numbers
 import os
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from memscale import _core
 from memscale.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["AsyncOffloadConfig", "Config", "OptimizationMode"]
 
@@ -37,6 +41,8 @@ class OptimizationMode(str, Enum):
 
 
 Class = TypeVar("Class", bound=type)
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
 def _names_misspelled_fields(cls: Class) -> Class:
@@ -266,3 +272,17 @@ def check_config(config: Config | None) -> Config:
         hint = f"; give a budget as memscale.Config(memory_budget_gb={budget})"
         raise TypeError(f"config must be a memscale.Config or None, not {type(config).__qualname__}{hint}")
     return config
+
+
+def tells_wrong_arguments(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Makes a function refuse an unknown argument with C's message, which suggests the one that was probably meant."""
+    known = inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        unknown = next((name for name in kwargs if name not in known), None)
+        if unknown is not None:
+            raise TypeError(_core.config_no_argument(function.__name__, unknown, tuple(known)))
+        return function(*args, **kwargs)
+
+    return call

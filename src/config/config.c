@@ -363,16 +363,29 @@ static const field *find_field(const field *table, size_t count, const char *nam
     return NULL;
 }
 
+/* The most similar name so far. */
+typedef struct likely {
+    const char *name;
+    uint32_t permille;
+    bool is_field;
+} likely;
+
+static likely likely_field(const char *name, const field *table, size_t count)
+{
+    likely best = {.permille = MS__NAMES_ALIKE_PERMILLE - 1};
+    for (size_t i = 0; i < count; i++) {
+        uint32_t alike = ms__names_similarity_permille(name, table[i].name);
+        if (alike > best.permille) {
+            best = (likely){table[i].name, alike, true};
+        }
+    }
+    return best;
+}
+
 /* The message suggests the likely field. */
 static int refuse_name(const char *prefix, const char *name, const field *table, size_t count, ms_error *err)
 {
-    const char *meant = NULL;
-    uint32_t best = MS__NAMES_ALIKE_PERMILLE - 1;
-    for (size_t i = 0; i < count; i++) {
-        uint32_t alike = ms__names_similarity_permille(name, table[i].name);
-        meant = alike > best ? table[i].name : meant;
-        best = alike > best ? alike : best;
-    }
+    const char *meant = likely_field(name, table, count).name;
     return ms_fail(err, MS_ECONFIG, "%s%.64s: there is no such field%s%s%s", prefix, name,
                    meant != NULL ? "; did you mean " : "", meant != NULL ? meant : "", meant != NULL ? "?" : "");
 }
@@ -397,6 +410,35 @@ static int read_fields(const json_t *object, const field *table, size_t count, c
         }
     }
     return MS_OK;
+}
+
+/* `best`, or a name among `arguments` that is more similar. */
+static likely likelier_argument(const char *name, const char *const *arguments, likely best)
+{
+    for (size_t i = 0; arguments[i] != NULL; i++) {
+        uint32_t alike = ms__names_similarity_permille(name, arguments[i]);
+        if (alike > best.permille) {
+            best = (likely){arguments[i], alike, false};
+        }
+    }
+    return best;
+}
+
+char *ms_config_no_argument(const char *function, const char *name, const char *const *arguments)
+{
+    char text[512], hint[256];
+    likely meant = likelier_argument(name, arguments, likely_field(name, fields, sizeof fields / sizeof fields[0]));
+    if (meant.name == NULL) {
+        snprintf(hint, sizeof hint, "; options are fields of Config: give config=memscale.Config(...)");
+    } else if (!meant.is_field) {
+        snprintf(hint, sizeof hint, "; did you mean %.64s?", meant.name);
+    } else if (strcmp(name, meant.name) == 0) {
+        snprintf(hint, sizeof hint, ", it is a field of Config: give config=memscale.Config(%.64s=...)", meant.name);
+    } else {
+        snprintf(hint, sizeof hint, "; did you mean config=memscale.Config(%.64s=...)?", meant.name);
+    }
+    snprintf(text, sizeof text, "memscale.%.64s() has no argument %.64s%s", function, name, hint);
+    return ms_strdup(text);
 }
 
 int ms_config_parse(const char *json, ms_config *config, ms_error *err)

@@ -209,6 +209,17 @@ bool ms_execute_boundary(ms_execute *execute, ms_boundary boundary, uint64_t *st
     return true;
 }
 
+/* The state of optimizers and what the loop holds are there from the second step on. */
+enum { FIRST_STARTS = 2 };
+
+uint64_t ms_execute_forward_begins(ms_execute *execute, uint64_t known_bytes)
+{
+    if (execute->forward_done || execute->backward_begun) {
+        return 0;
+    }
+    return ms__step_memory_more(&execute->watch, known_bytes, execute->steps < FIRST_STARTS);
+}
+
 void ms_execute_evaluation_begins(ms_execute *execute)
 {
     ms__step_memory_pause(&execute->watch);

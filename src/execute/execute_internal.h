@@ -170,6 +170,7 @@ typedef struct ms__step_watch {
     uint64_t step_peak_bytes;   /* resident peak in this step before its evaluations */
     uint64_t step_peak_held_bytes; /* the same of maps */
     uint64_t before_evaluation_bytes;
+    uint64_t start_bytes; /* most live maps that a step began with, beside known tensors */
     bool is_evaluating;
     uint64_t device_mark_bytes; /* high-water mark of a GPU's allocator at the last boundary; UINT64_MAX: a CPU host */
     uint64_t device_now_bytes; /* the same at this boundary */
@@ -246,6 +247,8 @@ void ms__step_memory_end(ms__step_watch *watch, ms_step_memory *memory);
 /* For evaluations inside or between steps: ms_execute_evaluation_begins() and ..._ends(). */
 void ms__step_memory_pause(ms__step_watch *watch);
 bool ms__step_memory_resume(ms__step_watch *watch, ms_evaluation_memory *memory);
+/* Live maps beyond those that earlier steps began with; a step of `is_first` sets the measure. */
+uint64_t ms__step_memory_more(ms__step_watch *watch, uint64_t known_bytes, bool is_first);
 
 /* table.c */
 void ms__table_clear(ms_execute *execute);

@@ -131,3 +131,22 @@ bool ms__step_memory_resume(ms__step_watch *watch, ms_evaluation_memory *memory)
     *memory = (ms_evaluation_memory){watch->before_evaluation_bytes, part.peak_bytes};
     return true;
 }
+
+/* Less is not worth a new plan. */
+static const uint64_t least_more_bytes = 1 << 20;
+
+uint64_t ms__step_memory_more(ms__step_watch *watch, uint64_t known_bytes, bool is_first)
+{
+    ms_hostmem_stats stats;
+    ms_hostmem_get_stats(&stats);
+    if (watch->device_now_bytes != UINT64_MAX || stats.means != MS_HOSTMEM_SLOTS) {
+        return 0;
+    }
+    uint64_t others = ms__sub_sat(stats.live_bytes, known_bytes);
+    uint64_t more = ms__sub_sat(others, watch->start_bytes);
+    if (!is_first && more < least_more_bytes) {
+        return 0;
+    }
+    watch->start_bytes = ms__max_u64(watch->start_bytes, others);
+    return is_first ? 0 : more;
+}

@@ -1,11 +1,13 @@
 /*
  * Handles a shape that no plan fits, in the middle of training: makes the smallest plan for it, and the line that says
- * how far the plan exceeds the budget and how long inputs may be. Part of the pipeline. A pure function of its
+ * how far the plan exceeds the budget and how long inputs may be. The first shape has no other to compare it with. Part
+ * of the pipeline. A pure function of its
  * documents.
  */
 #include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/units.h"
 #include "pipeline/pipeline_internal.h"
@@ -50,8 +52,11 @@ static uint64_t longest_size(uint64_t first_size, uint64_t later_size, uint64_t 
 static char *beyond_line(const ms_graph *graph, const ms_graph *first, uint64_t need, uint64_t first_need,
                          uint64_t budget)
 {
-    char text[1024], longest[96] = "";
+    char text[1024], longest[96] = "", began[256] = "";
     uint64_t first_size = 0, later_size = 0;
+    if (strcmp(first->signature, graph->signature) != 0) {
+        snprintf(began, sizeof began, "; training began with %.200s", first->signature);
+    }
     if (differing_size(first->signature, graph->signature, &first_size, &later_size)) {
         uint64_t size = longest_size(first_size, later_size, first_need, need, budget);
         if (size > 0) {
@@ -59,10 +64,9 @@ static char *beyond_line(const ms_graph *graph, const ms_graph *first, uint64_t 
                      (unsigned long long)size, (unsigned long long)later_size);
         }
     }
-    snprintf(text, sizeof text,
-             "inputs %.200s need %s, %s over the budget, and run under the smallest plan; training began with %.200s%s",
-             graph->signature, ms__text_bytes(need).text, ms__text_bytes_up(ms__sub_sat(need, budget)).text,
-             first->signature, longest);
+    snprintf(text, sizeof text, "inputs %.200s need %s, %s over the budget, and run under the smallest plan%s%s",
+             graph->signature, ms__text_bytes(need).text, ms__text_bytes_up(ms__sub_sat(need, budget)).text, began,
+             longest);
     return ms_strdup(text);
 }
 

@@ -35,13 +35,13 @@ static bool has_groups(const convolution *c)
 /* torch hands a single fp32 image to oneDNN only if it is larger than this, if the filter is wide or if there are groups
  * (use_mkldnn() in ATen's Convolution.cpp). The size leaves out a volume's last dimension, so the columns of a volume
  * may be large. */
-enum { SMALL_IMAGE_ELEMENTS = 20480, NARROW_FILTER = 3 };
+enum { SMALL_IMAGE_ELEMENTS = 20480, WIDE_FILTER = 4 };
 
 static bool is_small_image(const convolution *c)
 {
     const ms_operand *input = c->input, *weight = c->weight;
     if (input->rank < 4 || input->size[0] != 1 || has_groups(c) ||
-        (weight->size[weight->rank - 1] > NARROW_FILTER && weight->size[weight->rank - 2] > NARROW_FILTER)) {
+        (weight->size[weight->rank - 1] >= WIDE_FILTER && weight->size[weight->rank - 2] >= WIDE_FILTER)) {
         return false;
     }
     return ms__mul_sat(ms__mul_sat(input->size[1], input->size[2]), input->size[3]) <= SMALL_IMAGE_ELEMENTS;
@@ -82,6 +82,32 @@ static uint64_t backward_bytes(const convolution *c)
         images = ms__add_sat(c->input->bytes, larger_image(c));
     }
     return ms__add_sat(images, c->weight->bytes);
+}
+
+enum { CHANNEL_BLOCK = 16, NARROW_FILTER = 3, COPIES_OF_HALVES = 5 };
+
+/* A depthwise filter of a few places has kernels of its own, in two dimensions. */
+static bool is_narrow_depthwise(const ms_operand *weight, uint64_t out_of_group)
+{
+    uint32_t last = weight->rank - 1;
+    return weight->rank == 4 && weight->size[1] == 1 && out_of_group == 1 && weight->size[last] <= NARROW_FILTER &&
+           weight->size[last - 1] <= NARROW_FILTER;
+}
+
+/* In channels_last a filter of groups is padded to blocks of 16 channels on both sides: a depthwise 7 x 7 filter of 256
+ * channels takes 13 MB. Of 16-bit numbers there is a 32-bit copy too. */
+static uint64_t padded_filter_bytes(const convolution *c)
+{
+    uint64_t in_group = ms__max_u64(c->weight->size[1], 1), groups = c->input->size[1] / in_group;
+    uint64_t out_of_group = c->weight->size[0] / ms__max_u64(groups, 1);
+    if (groups < 2 || out_of_group == 0 || is_narrow_depthwise(c->weight, out_of_group)) {
+        return 0;
+    }
+    uint64_t wide_in = ms__div_up(in_group, CHANNEL_BLOCK) * CHANNEL_BLOCK;
+    uint64_t wide_out = ms__div_up(out_of_group, CHANNEL_BLOCK) * CHANNEL_BLOCK;
+    uint64_t padded = ms__mul_sat(c->weight->bytes / (in_group * out_of_group), wide_in * wide_out);
+    bool is_half = item_bytes(c->input) < 4;
+    return is_half ? ms__add_sat(ms__mul_sat(3, padded), ms__mul_sat(COPIES_OF_HALVES, larger_image(c))) : padded;
 }
 
 static bool is_named(const char *name, const char *wanted)
@@ -261,7 +287,7 @@ static uint64_t rule_bytes(const workspace_rule *rule, const ms_operand *inputs,
 }
 
 uint64_t ms__workspace_bytes(const char *name, const ms_operand *inputs, size_t input_count, const ms_operand *outputs,
-                             size_t output_count)
+                             size_t output_count, bool channels_last)
 {
     convolution c;
     bool forward = is_named(name, "convolution") && input_count >= 2 && output_count >= 1;
@@ -276,6 +302,9 @@ uint64_t ms__workspace_bytes(const char *name, const ms_operand *inputs, size_t 
     }
     if (!is_image(&c)) {
         return 0;
+    }
+    if (channels_last) {
+        return padded_filter_bytes(&c);
     }
     if (item_bytes(c.input) > 4 || (item_bytes(c.input) == 4 && is_small_image(&c))) {
         return columns_bytes(&c);
@@ -297,8 +326,12 @@ bool ms_operator_converts(const char *name)
 uint64_t ms_workspace_bytes(const char *name, const ms_operand *inputs, size_t input_count, const ms_operand *outputs,
                             size_t output_count, uint32_t copied)
 {
-    uint64_t bytes = ms__workspace_bytes(name, inputs, input_count, outputs, output_count);
-    for (size_t i = 0; i < input_count && i < 32; i++) {
+    bool channels_last = (copied & MS_WORKSPACE_CHANNELS_LAST) != 0;
+    uint64_t bytes = ms__workspace_bytes(name, inputs, input_count, outputs, output_count, channels_last);
+    if (channels_last && bytes == 0) {
+        return 0;
+    }
+    for (size_t i = 0; i < input_count && i < 31; i++) {
         bytes = ms__add_sat(bytes, (copied >> i & 1) != 0 ? inputs[i].bytes : 0);
     }
     return bytes;

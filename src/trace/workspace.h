@@ -11,6 +11,6 @@
 
 /* ms_workspace_bytes() without copies of operands. */
 uint64_t ms__workspace_bytes(const char *name, const ms_operand *inputs, size_t input_count, const ms_operand *outputs,
-                             size_t output_count);
+                             size_t output_count, bool channels_last);
 
 #endif

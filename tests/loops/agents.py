@@ -110,3 +110,52 @@ def shared_policy(run: Run) -> None:
             nn.utils.clip_grad_norm_(net.parameters(), 0.5)
             optimizer.step()
             run.note(loss)
+
+
+class _PixelAgent(nn.Module):
+    """The trunk of an Atari agent, shared by policy and value; has no forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = nn.Sequential(
+            *(nn.Conv2d(4, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(), nn.Conv2d(64, 64, 3), nn.ReLU()),
+            *(nn.Flatten(), nn.Linear(64 * 7 * 7, 512), nn.ReLU()),
+        )
+        self.actor, self.critic = nn.Linear(512, 6), nn.Linear(512, 1)
+
+    def get_value(self, x: torch.Tensor) -> torch.Tensor:
+        return self.critic(self.network(x / 255))
+
+    def get_action_and_value(
+        self, x: torch.Tensor, action: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        hidden = self.network(x / 255)
+        odds = torch.distributions.Categorical(logits=self.actor(hidden))
+        action = odds.sample() if action is None else action
+        return action, odds.log_prob(action), odds.entropy(), self.critic(hidden)[:, 0]
+
+
+@loop(60, r"inputs .* need .* over the budget, and run under the smallest plan$", may_pass=True)
+def pixel_policy(run: Run) -> None:
+    """PPO on images under a budget that is too small: its layers are planned from a real step, and training goes on."""
+    agent = run.wrap(_PixelAgent())
+    optimizer = torch.optim.Adam(agent.parameters(), lr=2.5e-4, eps=1e-5)
+    for _ in range(2):
+        frames = torch.randint(0, 256, (128, 4, 84, 84), dtype=torch.uint8)
+        kept = []
+        for rows in range(0, 128, 8):
+            with torch.no_grad():
+                kept.append(agent.get_action_and_value(frames[rows : rows + 8]))
+        action, before, _, value = (torch.cat(parts) for parts in zip(*kept, strict=True))
+        with torch.no_grad():
+            run.note(agent.get_value(frames[-8:]))
+        for rows in torch.randperm(128).split(64):
+            _, log, entropy, now = agent.get_action_and_value(frames[rows], action[rows])
+            ratio = (log - before[rows]).exp()
+            loss = -torch.min(ratio, ratio.clamp(0.9, 1.1)).mean() - 0.01 * entropy.mean()
+            loss = loss + 0.5 * (now - value[rows] - 1).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(agent.parameters(), 0.5)
+            optimizer.step()
+            run.note(loss)

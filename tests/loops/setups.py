@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterable
 
 import torch
@@ -23,8 +24,10 @@ def from_meta(run: Run) -> None:
     _steps(run, model, range(6))
 
 
-def _steps(run: Run, model: torch.nn.Module, numbers: Iterable[int]) -> None:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+def _steps(
+    run: Run, model: torch.nn.Module, numbers: Iterable[int], optimizer: torch.optim.Optimizer | None = None
+) -> None:
+    optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-3)
     for _ in numbers:
         _, loss = model(*words_batch(8, 256))
         loss.backward()
@@ -67,3 +70,48 @@ def validated_first(run: Run) -> None:
         run.note(model(*words_batch(8, 256))[1])
     model.train()
     _steps(run, model, range(6))
+
+
+@loop(180, is_quick=True)
+def resumed(run: Run) -> None:
+    """A checkpoint is loaded in the middle of training, and stays referenced."""
+    model = run.wrap(CharModel(width=256))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    _steps(run, model, range(4), optimizer)
+    with tempfile.TemporaryFile() as file:
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+        file.seek(0)
+        state = torch.load(file)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    _steps(run, model, range(3), optimizer)
+    run.note(*state["model"].values())
+
+
+@loop(78)
+def trainer_evaluates(run: Run) -> None:
+    """Hugging Face's Trainer with evaluations and checkpoints between the steps."""
+    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+    ids = torch.randint(0, 512, (64, 128))
+    rows = [{"input_ids": row, "labels": row} for row in ids]
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=512, n_embd=128, n_layer=6, n_head=4, n_positions=128))
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = TrainingArguments(
+            folder,
+            max_steps=8,
+            per_device_train_batch_size=8,
+            per_device_eval_batch_size=8,
+            eval_strategy="steps",
+            eval_steps=2,
+            save_strategy="steps",
+            save_steps=4,
+            logging_steps=2,
+            report_to=[],
+            use_cpu=True,
+            disable_tqdm=True,
+        )
+        trainer = run.wrap(Trainer(model, arguments, train_dataset=rows, eval_dataset=rows[:16]))
+        trainer.train()
+    run.note(*(entry["loss"] for entry in trainer.state.log_history if "loss" in entry))
+    run.note(*(parameter for parameter in model.parameters()))

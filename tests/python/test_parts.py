@@ -215,3 +215,19 @@ def test_a_model_that_is_not_called_at_all_is_warned_of(caplog: pytest.LogCaptur
     warned = [line for line in caplog.messages if "was never called before the optimizer stepped" in line]
     assert len(warned) == 1
     assert "model.backbone, model.second, model.head" in warned[0]
+
+
+@pytest.mark.parametrize("is_strict", [False, True])
+def test_parts_that_no_plan_fits_train_on_with_one_warning(is_strict: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """The budget can be checked only after a real step: that must not end a training, unless it is asked to."""
+    form = "backbone and head"
+    expected = _train(_made(_Parts), _FORMS[form][1], 3)
+    config = Config(memory_budget_gb=0.05, strict_budget=is_strict, warmup_steps=1)
+    model = memscale.wrap(_made(_Parts), config)
+    if is_strict:
+        with pytest.raises(memscale.BudgetInfeasibleError):
+            _train(model, _FORMS[form][1], 3)
+        return
+    assert _same(_train(model, _FORMS[form][1], 3), expected)
+    memscale.detach(model)
+    assert len([line for line in caplog.messages if "over the budget, and run under the smallest plan" in line]) == 1

@@ -377,3 +377,21 @@ def test_a_sample_that_is_no_tensor_tuple_or_dict_is_a_type_error(name: str, kin
 def test_a_sample_that_is_refused_comes_with_what_to_give(sample: Any, hint: str) -> None:
     with pytest.raises(TypeError, match=hint):
         memscale.plan(_net(), sample)
+
+
+@pytest.mark.parametrize(
+    ("call", "hint"),
+    [
+        (lambda: memscale.wrap(_net(), memory_budget_gb=1), r"give config=memscale\.Config\(memory_budget_gb=\.\.\.\)"),
+        (lambda: memscale.wrap(_net(), memory_budget=1), r"did you mean config=memscale\.Config\(memory_budget_gb="),
+        (lambda: memscale.wrap(_net(), sample_inputs=(1,)), r"did you mean sample_input\?"),
+        (lambda: memscale.plan(_net(), torch.zeros(1), conf=None), r"did you mean config\?"),
+        (
+            lambda: memscale.optimize(_net(), budget_gb=1),
+            r"optimize\(\) has no argument budget_gb; did you mean",
+        ),
+    ],
+)
+def test_an_argument_that_does_not_exist_comes_with_the_one_that_was_meant(call: Any, hint: str) -> None:
+    with pytest.raises(TypeError, match=hint):
+        call()

@@ -493,7 +493,7 @@ class Executor:
             changed = self._without_cache(module, args, kwargs)
             self._begin_precision(module, args, changed or kwargs)
             self._ask_for_plan(module, args, changed or kwargs)
-            self._watch_forward(module)
+            self._watch_forward(module, args, changed or kwargs)
             self._forwards.add(threading.get_ident())
         except BaseException:
             self._end_precision()
@@ -578,10 +578,12 @@ class Executor:
         if plan is not self._plan:
             self.apply(plan)
 
-    def _watch_forward(self, model: torch.nn.Module) -> None:
-        """Backward may add to gradients that live in the forward, which takes more memory: the plan must know now."""
-        if self._watch.forward_begins(model) and self._core.is_active():
+    def _watch_forward(self, model: torch.nn.Module, *arguments: Any) -> None:
+        """The plan must know now of gradients that backward may add to, and of what the script has come to hold."""
+        if self._watch.forward_begins(model, plain_tensors(arguments)) and self._core.is_active():
             self._teach(self._watch.observation({"step": 0}))
+        if self._watch.more_bytes:
+            self._follow(self._planner.holds_more(self._watch.more_bytes))
 
     def _refuse_capture(self, module: torch.nn.Module) -> None:
         """Raises IntegrationError while a device graph is captured: its launches would store and fetch nothing."""
@@ -731,9 +733,7 @@ class Executor:
         graph = profile.finish(is_optimizer)
         if graph is None and profile.refused is None:
             return  # not a whole step
-        plan = self._planner.live_trace_finished(graph, profile.refused)
-        if plan is not None:
-            self.apply(plan)
+        self._follow(self._planner.live_trace_finished(graph, profile.refused))
 
     def _boundary(self, optimizer: torch.optim.Optimizer | None) -> None:
         """A forward is about to begin, or `optimizer` has stepped."""
@@ -761,9 +761,7 @@ class Executor:
         if held == self._held:
             return
         self._held = held
-        plan = self._planner.layers_held(held)
-        if plan is not None:
-            self.apply(plan)
+        self._follow(self._planner.layers_held(held))
 
     def _device_peak(self) -> int | None:
         """The peak of a GPU by torch's allocator. The counters are not reset, because they are the user's."""
@@ -791,7 +789,9 @@ class Executor:
 
     def _teach(self, seen: dict[str, Any]) -> None:
         """Passes an observation to the planner and applies the plan that it gives, if any."""
-        plan = None if self._plan is None else self._planner.step_finished(seen)
+        self._follow(None if self._plan is None else self._planner.step_finished(seen))
+
+    def _follow(self, plan: ExecutionPlan | None) -> None:
         if plan is not None:
             self.apply(plan)
 

@@ -26,6 +26,8 @@ class StepWatch:
     def __init__(self, core: Any) -> None:
         self._core = core
         self._outputs: list[weakref.ref[torch.Tensor]]
+        self._last_outputs: list[weakref.ref[torch.Tensor]]
+        self.more_bytes: int
         self._outputs_held: bool | None
         self._gradients_live: bool | None
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer]
@@ -43,7 +45,8 @@ class StepWatch:
 
     def forget(self) -> None:
         """Discards every observation."""
-        self._outputs = []
+        self._outputs = self._last_outputs = []
+        self.more_bytes = 0  # of tensors that the step under way found beyond those of earlier steps
         self._outputs_held = None
         self._gradients_live = None
         self._optimizers = weakref.WeakSet()
@@ -58,9 +61,12 @@ class StepWatch:
         self._gradients_before: list[tuple[int, object] | None] | None = None
         self._reaches: bool | None = None  # None: no observed backward is under way
 
-    def forward_begins(self, model: torch.nn.Module) -> bool:
+    def forward_begins(self, model: torch.nn.Module, batch: list[torch.Tensor]) -> bool:
         """The root is about to run. Returns whether gradients live in its forward for the first time."""
         self._look_at_outputs()
+        gradients = [p.grad for p in model.parameters() if p.is_leaf and p.grad is not None]
+        outputs = [tensor for output in self._last_outputs if (tensor := output()) is not None]
+        self.more_bytes = self._core.forward_begins(_core.storage_bytes([*batch, *gradients, *outputs]))
         self._outputs = []
         were_live = self._gradients_live
         if self._forwards:
@@ -76,6 +82,7 @@ class StepWatch:
     def forward_ended(self, output: Any) -> None:
         """The root has run; its result goes to the caller."""
         self._outputs = [weakref.ref(tensor) for tensor in plain_tensors(output) if tensor.dim() > 0]
+        self._last_outputs = self._outputs
         if not self._outputs and self._outputs_held is None:
             self._outputs_held = False  # the model returns a loss alone, so there is nothing to hold
 

@@ -78,6 +78,10 @@ class Planner(Protocol):
     def step_finished(self, observation: dict[str, Any]) -> ExecutionPlan | None:
         """Receives the observations of a finished step. Returns a plan to follow from now on, if any."""
 
+    def holds_more(self, more_bytes: int) -> ExecutionPlan | None:
+        """Receives the bytes of tensors that a step finds beyond those that earlier steps began with. Returns a plan to
+        follow in this step, if any."""
+
     def evaluation_ended(self, before_bytes: int, peak_bytes: int, rows: int) -> None:
         """Receives the memory of forwards without gradients: resident bytes before them and at their peak, and the
         rows of the largest batch."""
@@ -136,6 +140,9 @@ class NullPlanner:
         return None
 
     def step_finished(self, observation: dict[str, Any]) -> ExecutionPlan | None:
+        return None
+
+    def holds_more(self, more_bytes: int) -> ExecutionPlan | None:
         return None
 
     def evaluation_ended(self, before_bytes: int, peak_bytes: int, rows: int) -> None:

@@ -28,6 +28,7 @@ class HostMemory:
         self._end: weakref.finalize[Any, Any] | None = None
         self._plan: tuple[ExecutionPlan, bool] | None = None
         self._last_steps = (0, 0), (0, 0)
+        self.baseline_bytes = 0  # of maps, which plans count in the process's baseline
 
     def install(self) -> None:
         """Takes over the allocator. If it can't, C uses its fallback and logs that."""
@@ -59,7 +60,8 @@ class HostMemory:
     def _set_ceiling(self) -> None:
         if self._end is not None and self._plan is not None:
             plan, smaller_inputs = self._plan
-            limit = _core.hostmem_ceiling(plan.ceiling_bytes, plan.budget_bytes or 0, *self._last_steps, smaller_inputs)
+            most_bytes = plan.ceiling_bytes + self.baseline_bytes
+            limit = _core.hostmem_ceiling(most_bytes, plan.budget_bytes or 0, *self._last_steps, smaller_inputs)
             _core.hostmem_set_ceiling(limit)
 
     def trace_ended(self) -> None:

@@ -164,8 +164,13 @@ class RankedSession(Session):
 
     def step_finished(self, observation: dict[str, Any]) -> ExecutionPlan | None:
         """A new plan waits for the next `agree()`."""
-        seen = {**observation, "baseline_held_bytes": self._bucket_bytes, "keeps_reserve": True}
+        seen = {**observation, "baseline_held_bytes": self._bucket_bytes + self._more_bytes, "keeps_reserve": True}
         self._wanted = super().step_finished(seen) or self._wanted
+        return None
+
+    def holds_more(self, more_bytes: int) -> ExecutionPlan | None:
+        """A new plan waits for the next `agree()`."""
+        self._wanted = super().holds_more(more_bytes) or self._wanted
         return None
 
     def layers_held(self, names: list[str]) -> ExecutionPlan | None:
@@ -217,6 +222,9 @@ class RankedSession(Session):
             reason,
         )
         return None
+
+    def _measure_trace(self) -> None:
+        """Nothing: only rank 0's trace could be measured, and the plan is for all ranks."""
 
     @property
     def wants_live_trace(self) -> bool:

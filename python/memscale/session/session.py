@@ -91,6 +91,8 @@ class Session:
         self._plans_made: dict[str, int] = {}
         self._current: str | None = None
         self._first: str | None = None  # the shape that training began with
+        self._more_bytes = 0  # of tensors that the script came to hold during training; the baseline includes them
+        self._has_run = False  # whether a step ended: from then on a shape that fits no plan does not end the training
         self._beyond: set[str] = set()  # shapes that run under their smallest plan, over the budget
         self._was_beyond = False
         self._told_beyond = self._told_evaluation = False
@@ -411,13 +413,14 @@ class Session:
         return plan
 
     def _make_plan_or_smallest(self, signature: str) -> str:
-        """The plan as JSON. If no plan fits a later shape, it gets its smallest one, with one warning per run."""
+        """The plan as JSON. If no plan fits a later shape, or one that has trained already, it gets its smallest plan,
+        with one warning per run."""
         graph = self._graphs[signature]
         try:
             plan = self._make_plan(graph)
         except BudgetInfeasibleError:
-            first = None if self._first == signature else self._graphs.get(self._first or "")
-            if self.config.strict_budget or self._has_sample or first is None:
+            first = self._graphs.get(self._first or "", graph if self._has_run else None)
+            if self.config.strict_budget or self._has_sample or first is None or self._first == signature:
                 raise
             plan, line = _core.plan_beyond(graph, first, self.hardware_json, self._planned_for)
             if self._told_beyond:
@@ -431,7 +434,10 @@ class Session:
         return plan
 
     def evaluation_ended(self, before_bytes: int, peak_bytes: int, rows: int) -> None:
-        """Warns once of an evaluation that exceeds the budget, with C's text."""
+        """Warns once of an evaluation that exceeds the budget, with C's text. Beside a training that exceeds it, which
+        was told and leaves its maps in the cache, it says nothing."""
+        if self._current in self._beyond:
+            return
         line = _core.plan_evaluation(self.config_json, before_bytes, peak_bytes, rows)
         if line is not None and not self._told_evaluation:
             self._told_evaluation = True
@@ -465,6 +471,7 @@ class Session:
             calls = CompiledCalls()
             graph = self._profiler.trace(model, args, kwargs, optimizer=self._optimizer, calls=calls)
             self.host_memory.trace_ended()
+            self._measure_trace()
             return self._measured(model, graph, calls)
         except ProfileError as error:
             misfit = misfit_of(error, model, args, kwargs) if self._has_sample else None
@@ -480,6 +487,11 @@ class Session:
                 raise
             _log.warning("%s; %d real steps are profiled instead", error, self.config.warmup_steps)
             return None
+
+    def _measure_trace(self) -> None:
+        """The first trace has loaded what the model's code needs: it belongs to the baseline from now on."""
+        if self._streamed is None and self.host_memory.is_exact:
+            self.hardware_json = _core.hardware_traced(self.hardware_json)
 
     def _measured(self, model: torch.nn.Module, graph: str, calls: CompiledCalls) -> str:
         """The graph with what compiled layers really do. What their compiler leaves resident joins the baseline."""
@@ -569,6 +581,7 @@ class Session:
             if self._refused_steps == _REFUSED_STEPS:
                 _log.warning("real steps can't be followed either (%s); the plan of the warm-up stays", refused)
             return None
+        self._has_run = True
         self._refused_steps = 0
         self._profiled_steps += 1
         if self._profiled_steps < self.config.warmup_steps or self._current is None:
@@ -582,6 +595,7 @@ class Session:
     def step_finished(self, observation: dict[str, Any]) -> ExecutionPlan | None:
         """Compares a step with its plan. Returns a new plan if C says to plan again."""
         drain_core_log()
+        self._has_run |= observation["step"] > 0
         self.host_memory.step_ended(observation)
         signature = self._current
         # A step over the budget leaves memory in the cache, so the step after it can't be compared either.
@@ -594,6 +608,7 @@ class Session:
             self._planned_for,
             self._plans[signature].to_json(),
             {
+                "baseline_held_bytes": self._more_bytes,
                 **observation,
                 "smaller_inputs": self._serves_smaller,
                 "plans": self._plans_made.get(signature, 0),
@@ -612,6 +627,21 @@ class Session:
         if is_over:
             self._tell_refusal()
         return plan
+
+    def holds_more(self, more_bytes: int) -> ExecutionPlan | None:
+        """From now on plans leave room for `more_bytes` of tensors that the script came to hold. Returns a plan for the
+        step under way, if the one in force has to change."""
+        signature = self._current
+        if self.config.memory_budget_gb is None or signature is None or signature not in self._plans:
+            return None
+        self._more_bytes += more_bytes
+        self.host_memory.baseline_bytes = self._more_bytes
+        self.hardware_json = _core.hardware_grow_by(self.hardware_json, 0, more_bytes)
+        same = self._refreshed(signature, self._plans[signature])
+        if same is None:
+            return self._plan_again(signature)
+        self._plans[signature] = same
+        return self._plan(signature)
 
     def layers_held(self, names: list[str]) -> ExecutionPlan | None:
         """From now on plans don't recompute the layers `names`, all that turned out not to be recomputable.

@@ -23,6 +23,8 @@ from ..base.walk import first_output, plain_leaves, tensors_of, version_of
 
 __all__ = ["NO_NODE", "LiveTracer", "is_maker"]
 
+_CHANNELS_LAST = 1 << 31  # MS_WORKSPACE_CHANNELS_LAST
+
 # Of results, as C numbers them; all others are 0.
 _ELEMENTS = {torch.bool: 1, torch.bfloat16: 2, torch.float16: 3}
 
@@ -533,8 +535,8 @@ def is_maker(func: Any) -> bool:
 
 
 def _copied(operator: _Operator, args: tuple[Any, ...], result: Any) -> int | None:
-    """Which operands the operator copies before it computes, a bit for each; None if it takes no workspace: on another
-    device than the CPU, or a convolution of operands in channels_last, which it need not reorder."""
+    """Which operands the operator copies before it computes, a bit for each, and whether a convolution has an image in
+    channels_last, which it need not reorder. None if it takes no workspace: on another device than the CPU."""
     tensors = list(tensors_of(args))
     if any(tensor.device.type != "cpu" for tensor in tensors):
         return None
@@ -543,8 +545,9 @@ def _copied(operator: _Operator, args: tuple[Any, ...], result: Any) -> int | No
     if not operator.copies:
         return 0
     images = [tensor for tensor in args[:2] if isinstance(tensor, torch.Tensor)]
-    if any(_is_channels_last(tensor) for tensor in images):
-        return None
+    last = [_is_channels_last(tensor) for tensor in images]
+    if any(last):
+        return _CHANNELS_LAST | sum(1 << place for place, is_last in enumerate(last) if not is_last)
     return sum(1 << place for place, tensor in enumerate(images) if not tensor.is_contiguous())
 
 

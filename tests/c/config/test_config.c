@@ -196,6 +196,27 @@ static void documents_that_are_no_config_are_refused(void **state)
     assert_int_equal(ms_config_parse("{}", &config, NULL), MS_EFORMAT);
 }
 
+static void assert_no_argument(const char *name, const char *expected)
+{
+    static const char *const own[] = {"target", "config", "sample_input", "async_offload", "async_config", NULL};
+    char *text = ms_config_no_argument("wrap", name, own);
+    assert_non_null(text);
+    assert_string_equal(text, expected);
+    ms_free(text);
+}
+
+static void an_argument_that_is_a_field_or_misspelled_is_told(void **state)
+{
+    (void)state;
+    assert_no_argument("memory_budget_gb", "memscale.wrap() has no argument memory_budget_gb, it is a field of Config: "
+                                           "give config=memscale.Config(memory_budget_gb=...)");
+    assert_no_argument("memory_budget", "memscale.wrap() has no argument memory_budget; did you mean "
+                                        "config=memscale.Config(memory_budget_gb=...)?");
+    assert_no_argument("sample_inputs", "memscale.wrap() has no argument sample_inputs; did you mean sample_input?");
+    assert_no_argument("zzz", "memscale.wrap() has no argument zzz; options are fields of Config: give "
+                              "config=memscale.Config(...)");
+}
+
 static void modes_have_names(void **state)
 {
     (void)state;
@@ -258,6 +279,7 @@ int main(void)
         cmocka_unit_test(nested_fields_are_named_with_their_object),
         cmocka_unit_test(long_values_are_cut_and_stay_one_line_of_text),
         cmocka_unit_test(documents_that_are_no_config_are_refused),
+        cmocka_unit_test(an_argument_that_is_a_field_or_misspelled_is_told),
         cmocka_unit_test(modes_have_names),
         cmocka_unit_test(running_out_of_memory_leaks_nothing),
     };

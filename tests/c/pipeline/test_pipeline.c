@@ -250,6 +250,10 @@ static void a_shape_beyond_the_budget_gets_its_smallest_plan(void **state)
     assert_null(strstr(line, "longest")); /* both need the same bytes, so no shorter input would fit */
     ms_free(line);
     ms_plan_free(plan);
+    assert_ms_ok(ms_pipeline_beyond(longer, longer, f->hardware, &f->config, &plan, &line, &err), err);
+    assert_null(strstr(line, "training began"));
+    ms_free(line);
+    ms_plan_free(plan);
     ms_graph_free(longer);
 }
 

@@ -116,6 +116,30 @@ static void a_larger_step_than_the_measured_one_takes_more(void **state)
     assert_int_equal(scratch_of_step(&process, 1280 * MB, &expected), 50 * MB);
 }
 
+/* What the trace left resident is in the baseline, once, and the first step takes that much less. */
+static void what_a_trace_leaves_is_measured(void **state)
+{
+    (void)state;
+    ms_error err;
+    uint64_t first = baseline(), expected;
+    ms_process before = machine.process;
+    void *loaded = touched(15 * MB);
+    assert_ms_ok(ms_hardware_traced(&machine, 0, &err), err);
+    assert_in_range(machine.process.baseline_bytes, first + 10 * MB, first + 20 * MB);
+    assert_in_range(machine.process.traced_bytes, 10 * MB, 20 * MB);
+    assert_true(scratch_of_step(&machine.process, 20 * MB, &expected) <=
+                scratch_of_step(&before, 20 * MB, &expected) - 8 * MB);
+    ms_process traced = machine.process;
+    void *more = touched(15 * MB);
+    assert_ms_ok(ms_hardware_traced(&machine, 0, &err), err); /* a later trace */
+    assert_memory_equal(&machine.process, &traced, sizeof traced);
+    measure_step(&machine.process, 20 * MB, 30 * MB, 20 * MB);
+    assert_int_equal(machine.process.traced_bytes, 0);
+    assert_int_equal(scratch_of_step(&machine.process, 20 * MB, &expected), 30 * MB);
+    munmap(more, 15 * MB);
+    munmap(loaded, 15 * MB);
+}
+
 enum { MOST_STORAGES = 2800 };
 
 static uint64_t scratch_of_storages(uint32_t count, uint64_t bytes)
@@ -266,6 +290,7 @@ int main(void)
         cmocka_unit_test(a_gpu_s_baseline_is_what_was_allocated),
         cmocka_unit_test(scratch_grows_with_the_step_until_it_is_measured),
         cmocka_unit_test(a_larger_step_than_the_measured_one_takes_more),
+        cmocka_unit_test(what_a_trace_leaves_is_measured),
         cmocka_unit_test(scratch_is_larger_for_storages_in_libcs_heap),
         cmocka_unit_test(fragments_are_filled_by_later_storages),
         cmocka_unit_test(scratch_is_larger_with_convolutions),

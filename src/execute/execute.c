@@ -214,8 +214,11 @@ enum { FIRST_STARTS = 2 };
 
 uint64_t ms_execute_forward_begins(ms_execute *execute, uint64_t known_bytes)
 {
-    if (execute->forward_done || execute->backward_begun) {
+    if (execute->backward_begun) {
         return 0;
+    }
+    if (execute->forward_done) {
+        return ms__step_memory_pending(&execute->watch, known_bytes);
     }
     return ms__step_memory_more(&execute->watch, known_bytes, execute->steps < FIRST_STARTS);
 }

@@ -135,14 +135,36 @@ bool ms__step_memory_resume(ms__step_watch *watch, ms_evaluation_memory *memory)
 /* Less is not worth a new plan. */
 static const uint64_t least_more_bytes = 1 << 20;
 
-uint64_t ms__step_memory_more(ms__step_watch *watch, uint64_t known_bytes, bool is_first)
+/* Bytes of live maps beside those known; false if maps are not counted. */
+static bool other_bytes(const ms__step_watch *watch, uint64_t known_bytes, uint64_t *bytes)
 {
     ms_hostmem_stats stats;
     ms_hostmem_get_stats(&stats);
-    if (watch->device_now_bytes != UINT64_MAX || stats.means != MS_HOSTMEM_SLOTS) {
+    *bytes = ms__sub_sat(stats.live_bytes, known_bytes);
+    return watch->device_now_bytes == UINT64_MAX && stats.means == MS_HOSTMEM_SLOTS;
+}
+
+uint64_t ms__step_memory_pending(ms__step_watch *watch, uint64_t known_bytes)
+{
+    uint64_t others;
+    if (!other_bytes(watch, known_bytes, &others)) {
         return 0;
     }
-    uint64_t others = ms__sub_sat(stats.live_bytes, known_bytes);
+    uint64_t pending = ms__sub_sat(others, watch->start_bytes);
+    uint64_t more = ms__sub_sat(pending, watch->pending_bytes);
+    if (more < least_more_bytes) {
+        return 0;
+    }
+    watch->pending_bytes = pending;
+    return more;
+}
+
+uint64_t ms__step_memory_more(ms__step_watch *watch, uint64_t known_bytes, bool is_first)
+{
+    uint64_t others;
+    if (!other_bytes(watch, known_bytes, &others)) {
+        return 0;
+    }
     uint64_t more = ms__sub_sat(others, watch->start_bytes);
     if (!is_first && more < least_more_bytes) {
         return 0;

@@ -140,3 +140,19 @@ def gradient_penalty(run: Run) -> None:
         loss.backward()
         optimizer.step()
         run.note(loss)
+
+
+@loop(420, is_quick=True)
+def one_loss_of_two_forwards(run: Run) -> None:
+    """Siamese: both forwards come before the backward. One alone would fit with everything kept."""
+    layers = [layer for _ in range(6) for layer in (nn.Linear(512, 512), nn.GELU(), nn.Dropout(0.1))]
+    model = run.wrap(nn.Sequential(*layers))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(5):
+        first, second = torch.randn(4096, 512), torch.randn(4096, 512)
+        loss = (model(first) - model(second)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        run.note(loss, *[parameter.grad for parameter in model.parameters()])
+        optimizer.step()
+    run.note(*model.parameters())

@@ -404,11 +404,16 @@ class Session:
     def _plan(self, signature: str) -> ExecutionPlan:
         plan = self._plans.get(signature)
         if plan is None:
-            text = self._make_plan_or_smallest(signature)
-            plan = self._plans[signature] = ExecutionPlan(text, self.hardware_json)
-            self._plans_made[signature] = self._plans_made.get(signature, 0) + 1
-            if self.run_watch is not None:
-                self.run_watch.plan_made(plan)
+            return self._put_plan(signature, self._make_plan_or_smallest(signature))
+        self.host_memory.follow(plan, self._serves_smaller)
+        return plan
+
+    def _put_plan(self, signature: str, text: str) -> ExecutionPlan:
+        """From now on the shape has the plan `text`."""
+        plan = self._plans[signature] = ExecutionPlan(text, self.hardware_json)
+        self._plans_made[signature] = self._plans_made.get(signature, 0) + 1
+        if self.run_watch is not None:
+            self.run_watch.plan_made(plan)
         self.host_memory.follow(plan, self._serves_smaller)
         return plan
 
@@ -639,9 +644,17 @@ class Session:
         self.hardware_json = _core.hardware_grow_by(self.hardware_json, 0, more_bytes)
         same = self._refreshed(signature, self._plans[signature])
         if same is None:
-            return self._plan_again(signature)
+            return self._plan_again(signature) or self._put_smallest(signature)
         self._plans[signature] = same
         return self._plan(signature)
+
+    def _put_smallest(self, signature: str) -> ExecutionPlan:
+        """The smallest plan, in place of one that the step under way can't have."""
+        text, _ = _core.plan_beyond(
+            self._graphs[signature], self._graphs[signature], self.hardware_json, self._planned_for
+        )
+        del self._plans[signature]
+        return self._put_plan(signature, text)
 
     def layers_held(self, names: list[str]) -> ExecutionPlan | None:
         """From now on plans don't recompute the layers `names`, all that turned out not to be recomputable.

@@ -116,6 +116,22 @@ static PyObject *hardware_grow_by(PyObject *module, PyObject *args)
     return close_description(hardware, MS_OK, NULL);
 }
 
+static PyObject *hardware_shrink_by(PyObject *module, PyObject *args)
+{
+    (void)module;
+    const char *json;
+    unsigned long long bytes;
+    if (!PyArg_ParseTuple(args, "sK:hardware_shrink_by", &json, &bytes)) {
+        return NULL;
+    }
+    ms_hardware *hardware = open_description(json);
+    if (hardware == NULL) {
+        return NULL;
+    }
+    ms_hardware_shrink_by(hardware, bytes);
+    return close_description(hardware, MS_OK, NULL);
+}
+
 static PyObject *memory_beside_tensors(PyObject *module, PyObject *unused)
 {
     (void)module;
@@ -146,6 +162,8 @@ static PyMethodDef methods[] = {
     MS_EXT_FUNCTION("hardware_grow_by", hardware_grow_by, METH_VARARGS, "hardware, before, after, /",
                     "(str, int, int) -> str",
                     "The description with the baseline grown by what memory beside tensors has grown."),
+    MS_EXT_FUNCTION("hardware_shrink_by", hardware_shrink_by, METH_VARARGS, "hardware, bytes, /", "(str, int) -> str",
+                    "The description without these bytes in the baseline, which counts them no longer."),
     MS_EXT_FUNCTION("memory_beside_tensors", memory_beside_tensors, METH_NOARGS, "/", "() -> int",
                     "Resident bytes of this process beside its tensors."),
     {NULL, NULL, 0, NULL},

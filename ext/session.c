@@ -177,6 +177,23 @@ static PyObject *graph_hold(PyObject *module, PyObject *args)
     return answer;
 }
 
+static PyObject *graph_pend(PyObject *module, PyObject *args)
+{
+    (void)module;
+    const char *json;
+    unsigned long long forwards;
+    ms_graph *graph = NULL;
+    ms_error err;
+    if (!PyArg_ParseTuple(args, "sK:graph_pend", &json, &forwards) ||
+        ms_ext_check(ms_graph_parse(json, &graph, &err), &err) != 0) {
+        return NULL;
+    }
+    ms_graph_pend(graph, forwards);
+    PyObject *answer = ms_ext_take_text(ms_graph_to_json(graph));
+    ms_graph_free(graph);
+    return answer;
+}
+
 static PyObject *graph_add_tiled(PyObject *module, PyObject *args)
 {
     (void)module;
@@ -214,6 +231,9 @@ static PyMethodDef methods[] = {
                     "The graph with the other's observations of the training loop."),
     MS_EXT_FUNCTION("graph_hold", graph_hold, METH_VARARGS, "graph, layers, /", "(str, list[str]) -> str",
                     "The graph with these layers marked as not repeatable."),
+    MS_EXT_FUNCTION(
+        "graph_pend", graph_pend, METH_VARARGS, "graph, forwards, /", "(str, int) -> str",
+        "The graph of a step in which this many forwards, or more, wait for their backward while another runs."),
     MS_EXT_FUNCTION(
         "graph_add_tiled", graph_add_tiled, METH_VARARGS, "graph, tiled, /", "(str, str) -> str",
         "The graph with the tiled programs of the same layers in `tiled`, a graph traced in tiles, if the two match."),

@@ -217,14 +217,16 @@ typedef struct ms_loop {
     bool observed;                       /* the two above were observed, not assumed */
     bool gradients_cleared;              /* those that live in forward are gone before backward begins: zero_grad()
                                             comes between the two */
-    uint64_t optimizer_state_bytes;      /* after the first step */
-    uint64_t optimizer_made_bytes;       /* part of the state that exists before the first step: a resumed run */
-    uint64_t optimizer_transient_bytes;  /* peak of the step's temporaries, beside state and gradients */
-    uint64_t external_loss_bytes;        /* bytes that a loss outside the model holds through its backward */
-    uint64_t optimizer_stream_bytes;     /* part of the state that can lie on disk, on a GPU in host
+    uint64_t pending_forwards; /* forwards of the model that wait for their backward when the step's last one
+                                            runs, as in a loss of two; set by ms_graph_pend() */
+    uint64_t optimizer_state_bytes; /* after the first step */
+    uint64_t optimizer_made_bytes; /* part of the state that exists before the first step: a resumed run */
+    uint64_t optimizer_transient_bytes; /* peak of the step's temporaries, beside state and gradients */
+    uint64_t external_loss_bytes; /* bytes that a loss outside the model holds through its backward */
+    uint64_t optimizer_stream_bytes; /* part of the state that can lie on disk, on a GPU in host
                                             memory: 0 unless the optimizer is memscale's and known */
-    bool gradients_releasable;           /* the optimizer can update parameters in backward */
-    bool gradients_released;             /* it does so under every plan, at the user's request */
+    bool gradients_releasable; /* the optimizer can update parameters in backward */
+    bool gradients_released; /* it does so under every plan, at the user's request */
     bool gradients_needed; /* all must exist before one is used: a GradScaler, clipping or accumulation */
     bool state_streamed; /* its state is there under every plan; the bytes above do not include it */
 } ms_loop;
@@ -324,6 +326,9 @@ MS_API bool ms_signature_learn(char *signature, const ms_graph *graph, const cha
  */
 MS_API void ms_graph_adopt_loop(ms_graph *graph, const ms_graph *other);
 
+/* The step has at least this many forwards that wait for their backward while another one runs. Never lowers it. */
+MS_API void ms_graph_pend(ms_graph *graph, uint64_t forwards);
+
 /* Sets MS_NODE_NOT_REPEATABLE at every call of the layer with this name. */
 MS_API void ms_graph_hold(ms_graph *graph, const char *layer);
 
@@ -338,15 +343,15 @@ MS_API int ms_graph_add_tiled(ms_graph *graph, const ms_graph *tiled, ms_error *
 /* A measured call of a compiled layer. Bytes are those of tensors, counted from the beginning of each pass. */
 typedef struct ms_measured_call {
     const char *layer;
-    uint32_t call;                /* as in ms_node */
+    uint32_t call; /* as in ms_node */
     uint32_t input_count;
-    const uint32_t *inputs;       /* saved arguments: their places among the profile's inputs */
+    const uint32_t *inputs; /* saved arguments: their places among the profile's inputs */
     uint32_t output_count;
     const uint64_t *output_bytes; /* storages that it makes, saves and returns */
     uint32_t made_count;
-    const uint64_t *made_bytes;   /* other storages that it makes and saves */
-    uint64_t live_bytes;          /* growth of live bytes over the forward */
-    uint64_t forward_peak_bytes;  /* highest growth in forward */
+    const uint64_t *made_bytes; /* other storages that it makes and saves */
+    uint64_t live_bytes; /* growth of live bytes over the forward */
+    uint64_t forward_peak_bytes; /* highest growth in forward */
     uint64_t backward_peak_bytes; /* highest growth in backward, over what is live when it begins */
     uint64_t forward_ns, backward_ns;
 } ms_measured_call;

@@ -166,6 +166,9 @@ MS_API int ms_process_beside_tensors(uint64_t tensor_bytes, uint64_t *bytes, ms_
  * where the host's memory is not planned, does nothing. */
 MS_API void ms_hardware_grow_by(ms_hardware *hardware, uint64_t before_bytes, uint64_t after_bytes);
 
+/* Takes `bytes` that it counts no longer from the baseline of a CPU host. */
+MS_API void ms_hardware_shrink_by(ms_hardware *hardware, uint64_t bytes);
+
 /* The framework's description of a GPU. */
 typedef struct ms_gpu_sight {
     ms_device_kind kind;

@@ -75,6 +75,7 @@ typedef struct ms_plan_option {
     X(LOGITS, "logits", "logits and the cross entropy's buffers") \
     X(OUTER_LOSS, "outer_loss", "tensors of a loss outside the model") \
     X(SAVED, "saved", "activations kept for backward") \
+    X(PENDING, "pending", "what earlier forwards of the step keep until their backward") \
     X(ARGUMENTS, "arguments", "arguments kept to run the layer again") \
     X(REBUILT, "rebuilt", "recomputed activations") \
     X(FETCHED, "fetched", "activations fetched from a lower tier") \

@@ -471,6 +471,9 @@ def graph_measure(
     saved outputs and of other saved storages, live bytes, peaks and times of both passes.
     """
 
+def graph_pend(graph: str, forwards: int, /) -> str:
+    """The graph of a step in which this many forwards, or more, wait for their backward while another runs."""
+
 def guarded(function: Callable[..., Any], /, *args: Any) -> Any:
     """Calls function(undo, *args). Then undoes the changes noted in the Undo, exception or not, in one call that
     nothing can interrupt.
@@ -524,6 +527,9 @@ def hardware_set_process(
     memory on the CPU; state_bytes of it are the optimizers' state. The GPU's name and bytes are those that torch
     reports; they are ignored for the CPU. MemScaleError if the kind is unknown.
     """
+
+def hardware_shrink_by(hardware: str, bytes: int, /) -> str:
+    """The description without these bytes in the baseline, which counts them no longer."""
 
 def hardware_traced(hardware: str, /) -> str:
     """The description with the baseline after the first trace."""

@@ -4,6 +4,7 @@
  */
 #include <string.h>
 
+#include "base/units.h"
 #include "graph/graph_internal.h"
 
 static const char *const event_names[] = {
@@ -191,8 +192,14 @@ void ms_graph_adopt_loop(ms_graph *graph, const ms_graph *other)
     graph->loop.gradients_live_in_forward = other->loop.gradients_live_in_forward;
     graph->loop.gradients_cleared = other->loop.gradients_cleared;
     graph->loop.optimizer_state_bytes = other->loop.optimizer_state_bytes;
+    graph->loop.pending_forwards = other->loop.pending_forwards;
     graph->loop.gradients_released = other->loop.gradients_released;
     graph->loop.gradients_needed = other->loop.gradients_needed;
+}
+
+void ms_graph_pend(ms_graph *graph, uint64_t forwards)
+{
+    graph->loop.pending_forwards = ms__max_u64(graph->loop.pending_forwards, forwards);
 }
 
 void ms_graph_hold(ms_graph *graph, const char *layer)

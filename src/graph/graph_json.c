@@ -20,6 +20,7 @@ static const ms__json_field loop_fields[] = {
     MS__FIELD(ms_loop, gradients_live_in_forward, BOOL),
     MS__FIELD(ms_loop, observed, BOOL),
     MS__FIELD(ms_loop, gradients_cleared, IF_SET),
+    MS__FIELD(ms_loop, pending_forwards, IF_ANY),
     MS__FIELD(ms_loop, optimizer_state_bytes, U64),
     MS__FIELD(ms_loop, optimizer_made_bytes, IF_ANY),
     MS__FIELD(ms_loop, optimizer_transient_bytes, U64),

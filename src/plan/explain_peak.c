@@ -222,6 +222,7 @@ static void add_carried(const ms__sim *sim, ms__phase phase, peak_census *c)
     peak_add_part(c, MS_PEAK_OPTIMIZER_WORK, MS_NO_NODE, 0, carried.transient_bytes);
     peak_add_part(c, MS_PEAK_OUTPUTS, MS_NO_NODE, 0, carried.output_bytes);
     peak_add_part(c, MS_PEAK_GRADIENTS, MS_NO_NODE, 0, carried.gradient_bytes);
+    peak_add_part(c, MS_PEAK_PENDING, MS_NO_NODE, 0, carried.pending_bytes);
 }
 
 /* ---- the list ------------------------------------------------------------------------------- */

@@ -240,6 +240,14 @@ void ms_hardware_grow_by(ms_hardware *hardware, uint64_t before_bytes, uint64_t 
     }
 }
 
+void ms_hardware_shrink_by(ms_hardware *hardware, uint64_t bytes)
+{
+    uint64_t *baseline = &hardware->process.baseline_bytes;
+    if (ms_hardware_host_is_device(hardware) && *baseline > 0) {
+        *baseline = ms__max_u64(ms__sub_sat(*baseline, bytes), 1); /* 0 would say that there is no process */
+    }
+}
+
 /* After its first forward a trainer loads up to 4 MB (logging, collectives). The baselines of two runs differ by up to
  * 4 MB. */
 static const uint64_t loaded_later_bytes = 8000000;

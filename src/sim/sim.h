@@ -297,6 +297,7 @@ typedef struct ms__sim {
     ms__watch watch;
     ms__peak peaks[MS__PHASE_COUNT];
     uint64_t boundary_bytes;   /* live between forward and backward */
+    uint64_t pending_bytes;    /* held by the step's earlier forwards until their backward */
     uint64_t recompute_ns, fault_ns, stall_forward_ns, stall_backward_ns;
     uint64_t packing_ns, packed_bytes;
     uint32_t adding_gradient;  /* under accumulation: the gradient that is being added */
@@ -307,6 +308,7 @@ typedef struct ms__sim {
 /* Bytes that are live through a whole phase, beside the residents. */
 typedef struct ms__carried {
     uint64_t state_bytes, transient_bytes, output_bytes, gradient_bytes;
+    uint64_t pending_bytes; /* held by the step's earlier forwards until their backward */
 } ms__carried;
 
 /* A run's result beyond ms_replay; see ms__sim_run(). */

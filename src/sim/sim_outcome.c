@@ -28,6 +28,7 @@ ms__carried ms__sim_carried(const ms__sim *sim, ms__phase phase, bool first)
     if (phase == MS__OPTIMIZER) {
         carried.transient_bytes = loop->optimizer_transient_bytes;
     }
+    carried.pending_bytes = phase != MS__OPTIMIZER ? sim->pending_bytes : 0;
     if (phase == MS__FORWARD && !first) {
         carried.output_bytes = loop->outputs_held ? sim->output_bytes : 0;
         carried.gradient_bytes = loop->gradients_live_in_forward ? sim->gradient_bytes : 0;
@@ -40,8 +41,8 @@ ms__carried ms__sim_carried(const ms__sim *sim, ms__phase phase, bool first)
 uint64_t ms__sim_carried_bytes(const ms__sim *sim, ms__phase phase, bool first)
 {
     ms__carried carried = ms__sim_carried(sim, phase, first);
-    return ms__add_sat(ms__add_sat(carried.state_bytes, carried.transient_bytes),
-                       ms__add_sat(carried.output_bytes, carried.gradient_bytes));
+    uint64_t loop_bytes = ms__add_sat(ms__add_sat(carried.output_bytes, carried.gradient_bytes), carried.pending_bytes);
+    return ms__add_sat(ms__add_sat(carried.state_bytes, carried.transient_bytes), loop_bytes);
 }
 
 /* ---- results ----------------------------------------------------------------------------- */

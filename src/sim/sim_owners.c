@@ -69,6 +69,7 @@ void ms__sim_owners(ms__sim *sim, uint64_t fixed_bytes, uint64_t device_bytes, u
     for (uint32_t i = 0; i < sim->node_count; i++) {
         count_node(sim, &sim->nodes[i], &owners[sim->nodes[i].is_root ? MS_OWNER_HEAD : MS_OWNER_LAYERS]);
     }
+    owners[MS_OWNER_LAYERS] += carried.pending_bytes;
     owners[MS_OWNER_CACHE] = sim->cache.cached_bytes + ms__sub_sat(sim->small_peak_bytes, sim->small_bytes);
     uint64_t left = device_bytes;
     for (int i = 0; i < MS_OWNER_COUNT; i++) { /* what no owner claims is being worked on */

@@ -165,15 +165,20 @@ static uint32_t loss_node(const ms__sim *sim)
     return last > 0 ? last - 1 : sim->node_count - 1;
 }
 
-static void run_pass(ms__sim *sim, bool first, uint64_t fixed_bytes, ms_sample *samples)
+static void run_forward(ms__sim *sim, bool first, uint64_t fixed_bytes, ms_sample **samples)
 {
     begin_step(sim);
     enter_phase(sim, MS__FORWARD, first);
     for (uint32_t i = 0; i < sim->node_count; i++) {
         ms__sim_run_forward(sim, i);
-        note_sample(sim, fixed_bytes, &samples);
+        note_sample(sim, fixed_bytes, samples);
     }
     end_forward(sim);
+}
+
+static void run_pass(ms__sim *sim, bool first, uint64_t fixed_bytes, ms_sample *samples)
+{
+    run_forward(sim, first, fixed_bytes, &samples);
     enter_phase(sim, MS__BACKWARD, first);
     enter_loss_backward(sim);
     uint32_t loss = loss_node(sim);
@@ -199,6 +204,26 @@ static void run_pass(ms__sim *sim, bool first, uint64_t fixed_bytes, ms_sample *
 }
 
 /* ---- a whole run ------------------------------------------------------------------- */
+
+/* What the step's earlier forwards hold: each as much as one alone at its end. A loss that is outside of the model waits
+ * for all of them. */
+static uint64_t pending_bytes(ms__sim *sim, uint64_t fixed_bytes)
+{
+    uint64_t forwards = sim->graph->loop.pending_forwards;
+    sim->pending_bytes = 0;
+    if (forwards == 0) {
+        return 0;
+    }
+    bool is_watched = sim->watch.at_boundary;
+    ms_sample *none = NULL;
+    sim->watch.at_boundary = false;
+    ms__cache_reset(sim, 0);
+    run_forward(sim, false, fixed_bytes, &none);
+    uint64_t held = ms__sub_sat(sim->boundary_bytes, sim->loss_held ? sim->loss_bytes : 0);
+    end_step(sim);
+    sim->watch.at_boundary = is_watched;
+    return ms__mul_sat(held, forwards);
+}
 
 static bool moves_anything(const ms__sim *sim)
 {
@@ -230,6 +255,7 @@ void ms__sim_run(ms__sim *sim, const ms_choices *choices, ms__outcome *outcome, 
     slab = sim->expects ? ms__slab_expected(slab, choices->offload_min_bytes) : slab;
     outcome->fixed_bytes = ms__add_sat(sim->resident_bytes, slab);
     sim->host_leads = choices->host_leads && !sim->on_host && !sim->expects;
+    sim->pending_bytes = pending_bytes(sim, outcome->fixed_bytes);
     sim->class_peak_bytes = 0;
     sim->small_peak_bytes = 0;
     memset(sim->class_peak, 0, sim->class_count * sizeof *sim->class_peak);

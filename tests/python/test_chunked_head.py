@@ -20,7 +20,7 @@ import test_loss_mode as heads  # noqa: E402
 import memscale  # noqa: E402
 from memscale import _core  # noqa: E402
 from memscale.execution.executor import Executor  # noqa: E402
-from memscale.session.session import probe_machine  # noqa: E402
+from memscale.session.machine import probe_machine  # noqa: E402
 from memscale.techniques.lazy_logits import LazyLogits, deferred, with_values  # noqa: E402
 from memscale.tracing.profiler import MemoryProfiler  # noqa: E402
 

@@ -147,7 +147,8 @@ class OOMPredictor:
         return Savings(**json.loads(_core.savings(graph, hardware, self._config.to_json(), self._is_absent)))
 
     def _documents(self, sample_input: Any, batch: int | None, sequence: int | None) -> tuple[str, str]:
-        from ..session.session import Session, probe_machine
+        from ..session.machine import probe_machine
+        from ..session.session import Session
 
         if self._document is not None:
             if sample_input is not None:

@@ -46,7 +46,8 @@ class StepWatch:
     def forget(self) -> None:
         """Discards every observation."""
         self._outputs = self._last_outputs = []
-        self.more_bytes = 0  # of tensors that the step under way found beyond those of earlier steps
+        self.more_bytes = 0  # of tensors that the forward under way found beyond those of earlier steps
+        self.pending_forwards = 0  # of the step under way, before this forward
         self._outputs_held = None
         self._gradients_live = None
         self._optimizers = weakref.WeakSet()
@@ -75,6 +76,7 @@ class StepWatch:
             self._live = None if parameter is None else weakref.ref(parameter)
             self._gradients_live = parameter is not None
             self._sums |= self._gradients_live and self._forwards_since_step > 0
+        self.pending_forwards = self._forwards_since_step
         self._forwards += 1
         self._forwards_since_step += 1
         return bool(self._gradients_live) and not were_live

@@ -168,9 +168,9 @@ class RankedSession(Session):
         self._wanted = super().step_finished(seen) or self._wanted
         return None
 
-    def holds_more(self, more_bytes: int) -> ExecutionPlan | None:
+    def holds_more(self, more_bytes: int, pending_forwards: int) -> ExecutionPlan | None:
         """A new plan waits for the next `agree()`."""
-        self._wanted = super().holds_more(more_bytes) or self._wanted
+        self._wanted = super().holds_more(more_bytes, pending_forwards) or self._wanted
         return None
 
     def layers_held(self, names: list[str]) -> ExecutionPlan | None:

@@ -17,7 +17,6 @@ from .. import _core
 from ..base.aside import is_tracing
 from ..device import kind_of, training_device
 from ..errors import BudgetInfeasibleError, MemScaleError, ProfileError
-from ..model.optimizers import made_state_bytes, optimizers_of
 from ..model.shards import has_shards
 from ..model.streamed import StreamedLayers
 from ..observability.logs import drain_core_log, log_detail
@@ -25,8 +24,8 @@ from ..planning.execution_plan import ExecutionPlan
 from ..policy.decision import StrategyDecision, decision_as_configured, log_decision, plan_by_policy
 from ..tracing.misfit import Misfit, misfit_of
 from ..tracing.profiler import MemoryProfiler, load_tracer
-from .device_rates import with_rates
 from .host_memory import HostMemory
+from .machine import probe_machine, with_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -91,6 +90,7 @@ class Session:
         self._plans_made: dict[str, int] = {}
         self._current: str | None = None
         self._first: str | None = None  # the shape that training began with
+        self._pending = 0, 0  # bytes that earlier forwards of the step under way hold, and their number
         self._more_bytes = 0  # of tensors that the script came to hold during training; the baseline includes them
         self._has_run = False  # whether a step ended: from then on a shape that fits no plan does not end the training
         self._beyond: set[str] = set()  # shapes that run under their smallest plan, over the budget
@@ -130,7 +130,7 @@ class Session:
         self._told_window = ""
         if self._streamed is not None:
             _core.streamed_drop()  # the window is planned beside the baseline
-        self.hardware_json = _with_process(self._machine, self._device, model)
+        self.hardware_json = with_process(self._machine, self._device, model)
 
     # -- planning ---------------------------------------------------------------------
 
@@ -221,7 +221,7 @@ class Session:
         elif self._applies:
             self.host_memory.install()
         self._machine = probe_machine(self.config, device)
-        self.hardware_json = _with_process(self._machine, device, model)
+        self.hardware_json = with_process(self._machine, device, model)
         self._forget_traces()
 
     def _compare_with_last(self, signature: str, graph: str) -> None:
@@ -607,6 +607,7 @@ class Session:
         was_beyond, self._was_beyond = self._was_beyond, signature in self._beyond
         if signature is None or signature not in self._plans or was_beyond or self._was_beyond:
             return None
+        was_pending = self._know_pending()
         drift, line, graph, hardware, is_over = _core.plan_observe(
             self._graphs[signature],
             self.hardware_json,
@@ -626,20 +627,23 @@ class Session:
             log_detail(line)
         self.hardware_json = hardware  # also without drift: it learns the machine's pace, which changes no plan
         plan = None
-        if drift != "none":
+        if drift != "none" or was_pending:
             self._graphs[signature] = graph
             plan = self._plan_again(signature)
         if is_over:
             self._tell_refusal()
         return plan
 
-    def holds_more(self, more_bytes: int) -> ExecutionPlan | None:
-        """From now on plans leave room for `more_bytes` of tensors that the script came to hold. Returns a plan for the
-        step under way, if the one in force has to change."""
+    def holds_more(self, more_bytes: int, pending_forwards: int) -> ExecutionPlan | None:
+        """From now on plans leave room for `more_bytes` of tensors that the script came to hold. If earlier forwards of
+        the step hold them, that is so for the step under way; later plans know of these forwards. Returns a plan for
+        the step under way, if the one in force has to change."""
         signature = self._current
         if self.config.memory_budget_gb is None or signature is None or signature not in self._plans:
             return None
         self._more_bytes += more_bytes
+        if pending_forwards > 0:
+            self._pending = self._pending[0] + more_bytes, pending_forwards
         self.host_memory.baseline_bytes = self._more_bytes
         self.hardware_json = _core.hardware_grow_by(self.hardware_json, 0, more_bytes)
         same = self._refreshed(signature, self._plans[signature])
@@ -647,6 +651,19 @@ class Session:
             return self._plan_again(signature) or self._put_smallest(signature)
         self._plans[signature] = same
         return self._plan(signature)
+
+    def _know_pending(self) -> bool:
+        """After a step in which forwards waited for their backward: plans count what these hold under the plan itself,
+        in place of what they held. Returns whether it was such a step."""
+        pending_bytes, forwards = self._pending
+        if forwards == 0:
+            return False
+        self._pending = 0, 0
+        self._more_bytes -= pending_bytes
+        self.host_memory.baseline_bytes = self._more_bytes
+        self.hardware_json = _core.hardware_shrink_by(self.hardware_json, pending_bytes)
+        self._graphs = {key: _core.graph_pend(graph, forwards) for key, graph in self._graphs.items()}
+        return True
 
     def _put_smallest(self, signature: str) -> ExecutionPlan:
         """The smallest plan, in place of one that the step under way can't have."""
@@ -736,52 +753,6 @@ class Session:
 def _chosen(decision: StrategyDecision) -> tuple[Any, ...]:
     """What a decision chose, without the numbers behind it."""
     return decision.decision_source, decision.mode, decision.techniques
-
-
-def probe_machine(config: Config, device: torch.device | None = None) -> str:
-    """The description of this machine as JSON, without that of the process.
-
-    If `device` is the host, no driver is asked for GPUs: a process that has asked one can't pass it on to children.
-
-    Raises:
-        ConfigError: the configuration names a directory for offloading that can't be used.
-    """
-    # The directory is checked only if it will be used.
-    named = config.disk_offload_dir if config.enable_offloading else None
-    directory = None if named is None else str(named)
-    if directory is not None:
-        _core.disk_probe(directory)  # raises ConfigError, because the user named the directory
-    no_gpus = device is not None and kind_of(device).is_host
-    try:
-        return _core.hardware_probe(directory, no_gpus=no_gpus)
-    except MemScaleError as error:
-        _log.warning("%s; measured rates are replaced by defaults", error)
-        return _core.hardware_probe(directory, no_measure=True, no_gpus=no_gpus)
-
-
-def _with_process(hardware: str, device: torch.device, model: torch.nn.Module) -> str:
-    state_bytes = made_state_bytes(optimizers_of(model), device)
-    described = _with_memory(hardware, device, state_bytes)
-    if kind_of(device).is_host or kind_of(device).is_capturing():
-        return described
-    described, measured_now = with_rates(described, device)
-    # Measuring leaves workspaces of operators behind, which belong to the baseline.
-    return _with_memory(described, device, state_bytes) if measured_now else described
-
-
-def _with_memory(hardware: str, device: torch.device, state_bytes: int) -> str:
-    kind = kind_of(device)
-    sight = kind.sight(device)
-    return _core.hardware_set_process(
-        hardware,
-        kind.name,
-        device.index or 0,
-        sight.name,
-        sight.total_bytes,
-        sight.available_bytes,
-        kind.allocated_bytes(device),
-        state_bytes,
-    )
 
 
 def _forbids_hooks(error: BaseException | None) -> bool:

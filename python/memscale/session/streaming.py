@@ -11,7 +11,7 @@ from .. import _core
 from ..config import Config
 from ..errors import OffloadError
 from .host_memory import HostMemory
-from .session import probe_machine
+from .machine import probe_machine
 
 if TYPE_CHECKING:
     from types import TracebackType

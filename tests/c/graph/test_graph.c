@@ -399,7 +399,10 @@ static void an_observed_loop_is_adopted(void **state)
     assert_false(graph->loop.outputs_held);
     assert_int_equal(graph->loop.optimizer_state_bytes, 1);
     other->loop.observed = true;
+    ms_graph_pend(other, 2);
+    ms_graph_pend(other, 1); /* never lowers it */
     ms_graph_adopt_loop(graph, other);
+    assert_int_equal(graph->loop.pending_forwards, 2);
     assert_true(graph->loop.observed && graph->loop.outputs_held && !graph->loop.gradients_live_in_forward);
     assert_int_equal(graph->loop.optimizer_state_bytes, 30);
     assert_int_equal(graph->loop.external_loss_bytes, 2);

@@ -238,7 +238,13 @@ static void a_baseline_takes_in_what_compiled_code_holds(void **state)
     assert_int_equal(machine.process.baseline_bytes, 80);
     ms_hardware_grow_by(&machine, 130, 100); /* never shrinks */
     assert_int_equal(machine.process.baseline_bytes, 80);
+    ms_hardware_shrink_by(&machine, 30);
+    assert_int_equal(machine.process.baseline_bytes, 50);
+    ms_hardware_shrink_by(&machine, 60); /* 0 would say that there is no process */
+    assert_int_equal(machine.process.baseline_bytes, 1);
     machine.process.baseline_bytes = 0; /* not measured: the plan assumes one */
+    ms_hardware_shrink_by(&machine, 30);
+    assert_int_equal(machine.process.baseline_bytes, 0);
     ms_hardware_grow_by(&machine, 100, 130);
     assert_int_equal(machine.process.baseline_bytes, 0);
     machine.process.baseline_bytes = 80;

@@ -3,39 +3,8 @@
  * scratch of 4, gradients of 1, logits of 16; a FLOP takes a nanosecond, an operator 2 us more, a transfer 15
  * us of handling. The loss is a small tensor; libc keeps its memory, so it always counts.
  */
-#include "plan_fixture.h"
 #include "sim/sim.h"
-
-/* What torch holds before the model: ms__device_kind.runtime_bytes of the two kinds. */
-static const uint64_t runtime_bytes = 430000000, gpu_runtime_bytes = 8519680;
-
-enum { LAYERS = 2, NODES = LAYERS + 2, LOSS_BYTES = 4 };
-
-static const fixture_layer layer = {8 * MIB, 4 * MIB, 1000000, MIB, 0};
-
-static ms_graph *two_layers(void)
-{
-    fixture_chain chain = {.layer_count = LAYERS,
-                           .layers = &layer,
-                           .uniform = true,
-                           .activation_bytes = 2 * MIB,
-                           .logits_bytes = 16 * MIB};
-    return fixture_chain_graph(&chain);
-}
-
-static ms_replay replay(const ms_graph *graph, const ms_hardware *hardware, const uint8_t *techniques, uint64_t window,
-                        uint64_t ceiling, ms_sample *samples)
-{
-    ms_choices choices = {.technique = techniques,
-                          .offload_min_bytes = MIB,
-                          .write_window_bytes = window,
-                          .read_window_bytes = 2 * window,
-                          .ceiling_bytes = ceiling};
-    ms_replay result;
-    ms_error err;
-    assert_ms_ok(ms_simulate(graph, hardware, &choices, &result, samples, &err), err);
-    return result;
-}
+#include "two_layers.h"
 
 static ms_replay replay_layers(ms_technique technique)
 {
@@ -87,7 +56,7 @@ static void a_loss_outside_is_expected_to_be_a_cross_entropy(void **state)
     ms_hardware *hardware = fixture_hardware();
     const uint8_t techniques[NODES] = {0};
     /* x_0, inner, x_1, inner, x_2, log-softmax, outputs twice. */
-    uint64_t held = runtime_bytes + (2 + 8 + 2 + 8 + 2 + 16 + 80) * MIB;
+    uint64_t held = RUNTIME_BYTES + (2 + 8 + 2 + 8 + 2 + 16 + 80) * MIB;
     assert_int_equal(replay(graph, hardware, techniques, 8 * MIB, 0, NULL).peak_bytes, held + 20 * MIB);
     assert_int_equal(expected_peak(graph, MS_TECHNIQUE_KEEP, MS_TECHNIQUE_KEEP), held + 10 * MIB);
     /* In backward it holds all 20, until the model's first own gradient. */
@@ -105,7 +74,7 @@ static void keep_holds_every_saved_tensor(void **state)
 {
     (void)state;
     ms_replay kept = replay_layers(MS_TECHNIQUE_KEEP);
-    assert_int_equal(kept.peak_bytes, runtime_bytes + (2 + 8 + 2 + 8 + 2 + 32) * MIB + LOSS_BYTES);
+    assert_int_equal(kept.peak_bytes, RUNTIME_BYTES + (2 + 8 + 2 + 8 + 2 + 32) * MIB + LOSS_BYTES);
     assert_int_equal(kept.peak_live_bytes, (2 + 8 + 2 + 8 + 2 + 32) * MIB + LOSS_BYTES);
     assert_int_equal(kept.first_step_peak_bytes, kept.peak_bytes);
     assert_int_equal(kept.peak_node, NODES - 1);
@@ -123,7 +92,7 @@ static void recompute_holds_arguments_and_runs_again(void **state)
     assert_int_equal(again.peak_live_bytes, (2 + 2 + 2 + 32) * MIB + LOSS_BYTES);
     assert_int_equal(again.recompute_ns, LAYERS * 1002000);
     assert_int_equal(again.step_ns, kept_ns + LAYERS * 1002000);
-    assert_int_equal(again.peak_bytes, runtime_bytes + again.peak_live_bytes);
+    assert_int_equal(again.peak_bytes, RUNTIME_BYTES + again.peak_live_bytes);
 }
 
 /* 1 GB/s, window 8 MiB, storages of 2 and 8 MiB by turns. Both directions share the disk while the last
@@ -138,7 +107,7 @@ static void offload_stalls_on_a_slow_disk(void **state)
     assert_int_equal(moved.compute_ns, moved.step_ns - moved.stall_forward_ns - moved.stall_backward_ns);
     /* The last store is still in flight beside x_2 and twice the logits. */
     assert_int_equal(moved.peak_live_bytes, (8 + 2 + 32) * MIB + LOSS_BYTES);
-    assert_int_equal(moved.peak_bytes, runtime_bytes + MS__SLAB_BYTES + moved.peak_live_bytes);
+    assert_int_equal(moved.peak_bytes, RUNTIME_BYTES + MS__SLAB_BYTES + moved.peak_live_bytes);
     assert_int_equal(moved.tier_peak_bytes[2], 20 * MIB);
     /* The last layer's inner result is written, but backward needs it before memory is released. */
     assert_int_equal(moved.moved_bytes, (20 + 12) * MIB);
@@ -225,19 +194,6 @@ static ms_graph *output_savers(void)
 }
 
 /* A storage that two nodes save is one extent. It stays as long as one of them keeps it. */
-/* The owners' bytes sum to the device's at every sample. Returns those of an owner at one sample. */
-static uint64_t owned(const ms_sample *samples, uint32_t at, ms_owner owner)
-{
-    for (uint32_t i = 0; i < 2 * NODES; i++) {
-        uint64_t sum = 0;
-        for (int k = 0; k < MS_OWNER_COUNT; k++) {
-            sum += samples[i].owner_bytes[k];
-        }
-        assert_int_equal(sum, samples[i].device_bytes);
-    }
-    return samples[at].owner_bytes[owner];
-}
-
 static void a_storage_that_one_node_keeps_stays(void **state)
 {
     (void)state;
@@ -249,7 +205,7 @@ static void a_storage_that_one_node_keeps_stays(void **state)
     replay(graph, hardware, techniques, 64 * MIB, 0, samples);
     /* x_0, inner and x_1 were offloaded; h.1 still keeps x_1. */
     assert_int_equal(samples[NODES - 1].lower_tier_bytes, (2 + 8 + 2) * MIB);
-    uint64_t fixed = runtime_bytes + MS__SLAB_BYTES;
+    uint64_t fixed = RUNTIME_BYTES + MS__SLAB_BYTES;
     assert_int_equal(samples[NODES - 1].device_bytes, fixed + (2 + 8 + 2 + 16) * MIB + LOSS_BYTES);
     uint64_t kept = owned(samples, NODES - 1, MS_OWNER_LAYERS);
     techniques[2] = MS_TECHNIQUE_OFFLOAD_DISK;
@@ -259,88 +215,6 @@ static void a_storage_that_one_node_keeps_stays(void **state)
     assert_int_equal(kept, owned(samples, NODES - 1, MS_OWNER_LAYERS) + (8 + 2) * MIB);
     assert_int_equal(owned(samples, 2 * NODES - 1, MS_OWNER_LAYERS), 0);
     assert_int_equal(samples[2 * NODES - 1].lower_tier_bytes, 0);
-    ms_graph_free(graph);
-    ms_free(hardware);
-}
-
-/* In the first step, state is allocated last, when gradients alone are live. */
-static void optimizer_state_appears_at_the_end_of_the_first_step(void **state)
-{
-    (void)state;
-    ms_graph *graph = two_layers();
-    ms_hardware *hardware = fixture_hardware();
-    graph->loop.optimizer_state_bytes = 30 * MIB;
-    const uint8_t techniques[NODES] = {0};
-    ms_replay kept = replay(graph, hardware, techniques, 0, 0, NULL);
-    assert_int_equal(kept.peak_bytes, kept.first_step_peak_bytes + 30 * MIB);
-    graph->loop.optimizer_state_bytes = 100 * MIB;
-    kept = replay(graph, hardware, techniques, 0, 0, NULL);
-    assert_int_equal(kept.first_step_peak_bytes, runtime_bytes + (100 + LAYERS * 1) * MIB + LOSS_BYTES);
-    /* A transient larger than the activations moves the peak into the optimizer. */
-    graph->loop.optimizer_transient_bytes = 60 * MIB;
-    kept = replay(graph, hardware, techniques, 0, 0, NULL);
-    assert_int_equal(kept.peak_live_bytes, (100 + 60 + LAYERS * 1) * MIB + LOSS_BYTES);
-    assert_int_equal(kept.peak_node, NODES);
-    ms_graph_free(graph);
-    ms_free(hardware);
-}
-
-/* A run that was resumed has its state before the first step, in the baseline or beside it. */
-static void state_from_before_the_first_step_counts_once(void **state)
-{
-    (void)state;
-    ms_graph *graph = two_layers();
-    ms_hardware *hardware = fixture_hardware();
-    graph->loop.optimizer_state_bytes = 30 * MIB;
-    const uint8_t techniques[NODES] = {0};
-    hardware->process.baseline_bytes = 200 * MIB;
-    ms_replay fresh = replay(graph, hardware, techniques, 0, 0, NULL);
-    graph->loop.optimizer_made_bytes = 30 * MIB; /* loaded after the baseline was measured */
-    ms_replay loaded = replay(graph, hardware, techniques, 0, 0, NULL);
-    assert_int_equal(loaded.peak_bytes, fresh.peak_bytes);
-    assert_int_equal(loaded.first_step_peak_bytes, fresh.first_step_peak_bytes + 30 * MIB);
-    hardware->process = (ms_process){.baseline_bytes = 230 * MIB, .state_bytes = 30 * MIB}; /* before it */
-    ms_replay resumed = replay(graph, hardware, techniques, 0, 0, NULL);
-    assert_int_equal(resumed.peak_bytes, loaded.peak_bytes);
-    assert_int_equal(resumed.first_step_peak_bytes, loaded.first_step_peak_bytes);
-    ms_graph_free(graph);
-    ms_free(hardware);
-}
-
-/* The caller's loop holds gradients through the next forward, outputs until they are replaced, and both steps'
- * gradients while they are summed. */
-static void the_loops_own_bytes_count(void **state)
-{
-    (void)state;
-    ms_graph *graph = two_layers();
-    ms_hardware *hardware = fixture_hardware();
-    const uint8_t techniques[NODES] = {0};
-    uint64_t peak = replay(graph, hardware, techniques, 0, 0, NULL).peak_live_bytes;
-    graph->loop.observed = false;
-    graph->loop.gradients_live_in_forward = true;
-    ms_replay held = replay(graph, hardware, techniques, 0, 0, NULL);
-    assert_int_equal(held.peak_live_bytes, peak + LAYERS * MIB);
-    assert_false(held.peak_in_backward);
-    graph->loop.observed = true;
-    ms_replay added = replay(graph, hardware, techniques, 0, 0, NULL);
-    assert_int_equal(added.peak_live_bytes, peak + LAYERS * MIB);
-    graph->loop.external_loss_bytes = 20 * MIB;
-    added = replay(graph, hardware, techniques, 0, 0, NULL);
-    assert_int_equal(added.peak_live_bytes, peak + (20 + LAYERS) * MIB);
-    graph->loop.gradients_cleared = true; /* by zero_grad() between forward and backward */
-    held = replay(graph, hardware, techniques, 0, 0, NULL);
-    assert_int_equal(held.peak_live_bytes, peak + 20 * MIB);
-    graph->loop.gradients_cleared = false;
-    graph->loop.external_loss_bytes = 0;
-    graph->loop.gradients_live_in_forward = false;
-    graph->loop.outputs_held = true;
-    held = replay(graph, hardware, techniques, 0, 0, NULL);
-    assert_int_equal(held.peak_live_bytes, peak + 4); /* the loss of the step before */
-    graph->loop.outputs_held = false;
-    graph->loop.external_loss_bytes = 20 * MIB;
-    held = replay(graph, hardware, techniques, 0, 0, NULL);
-    assert_int_equal(held.peak_live_bytes, peak + 20 * MIB);
-    assert_true(held.peak_in_backward);
     ms_graph_free(graph);
     ms_free(hardware);
 }
@@ -356,7 +230,7 @@ static void a_measured_baseline_replaces_the_stated_runtime(void **state)
     hardware->process.baseline_bytes = 300 * MIB;
     hardware->process.scratch_bytes = 10 * MIB;
     ms_replay measured = replay(graph, hardware, techniques, 0, 0, NULL);
-    assert_int_equal(stated.peak_bytes - runtime_bytes - 7 * MIB, measured.peak_bytes - 310 * MIB);
+    assert_int_equal(stated.peak_bytes - RUNTIME_BYTES - 7 * MIB, measured.peak_bytes - 310 * MIB);
     ms_graph_free(graph);
     ms_free(hardware);
 }
@@ -379,7 +253,7 @@ static void the_cache_saves_faults_under_its_ceiling(void **state)
     uint64_t live = none.peak_live_bytes;
     for (uint64_t ceiling = live; ceiling < live + 40 * MIB; ceiling += 3 * MIB) {
         ms_replay some = replay(graph, hardware, techniques, 0, ceiling, NULL);
-        assert_true(some.peak_bytes <= runtime_bytes + ceiling);
+        assert_true(some.peak_bytes <= RUNTIME_BYTES + ceiling);
         assert_true(some.peak_bytes >= none.peak_bytes);
         assert_true(some.fault_ns <= none.fault_ns);
     }
@@ -479,7 +353,7 @@ static void a_gpu_moves_to_host_memory(void **state)
     ms_replay moved = replay(graph, hardware, techniques, 8 * MIB, 0, NULL);
     assert_int_equal(moved.tier_peak_bytes[1], 20 * MIB);
     assert_int_equal(moved.tier_peak_bytes[2], 0);
-    assert_int_equal(moved.peak_bytes, gpu_runtime_bytes + moved.peak_live_bytes);
+    assert_int_equal(moved.peak_bytes, GPU_RUNTIME_BYTES + moved.peak_live_bytes);
     /* The same links as the disk's, but not shared between directions. */
     assert_true(moved.step_ns < 35592432);
     ms_graph_free(graph);
@@ -774,9 +648,6 @@ int main(void)
         cmocka_unit_test(offloaded_arguments_come_back_before_recompute),
         cmocka_unit_test(small_storages_stay),
         cmocka_unit_test(a_storage_that_one_node_keeps_stays),
-        cmocka_unit_test(optimizer_state_appears_at_the_end_of_the_first_step),
-        cmocka_unit_test(state_from_before_the_first_step_counts_once),
-        cmocka_unit_test(the_loops_own_bytes_count),
         cmocka_unit_test(a_measured_baseline_replaces_the_stated_runtime),
         cmocka_unit_test(the_cache_saves_faults_under_its_ceiling),
         cmocka_unit_test(untouched_bytes_are_not_expected_of_an_unmodified_run),

@@ -183,12 +183,19 @@ static void fibre_main(void)
     setcontext(&fibres[current].context);
 }
 
-int ms__thread_start(ms__thread *thread, const char *name, ms__thread_body body, void *argument, ms_error *err)
+/* FIBRES_MAX if there is none. */
+static int unused_fibre(void)
 {
     int index = 1;
     while (index < FIBRES_MAX && fibres[index].state != UNUSED) {
         index++;
     }
+    return index;
+}
+
+int ms__thread_start(ms__thread *thread, const char *name, ms__thread_body body, void *argument, ms_error *err)
+{
+    const int index = unused_fibre();
     if (index == FIBRES_MAX) {
         return ms_fail(err, MS_ESYSTEM, "no fibre for %s", name);
     }

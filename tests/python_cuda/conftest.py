@@ -4,6 +4,7 @@ processes without other tests.
 TORCH_DOUBLE names the folder of the double; by default it is build/test/tests. If the double isn't there, no test runs.
 """
 
+import gc
 import os
 import pathlib
 import sys
@@ -22,6 +23,8 @@ if IS_BUILT:
     import torch_double
 
     torch_double.load(str(FOLDER))
+    gc.collect()
+    gc.freeze()  # collections leave out the objects of torch; see tests/python/conftest.py
 
 
 @pytest.fixture(autouse=True)

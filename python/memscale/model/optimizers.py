@@ -11,7 +11,6 @@ import gc
 from typing import TYPE_CHECKING
 
 from .. import _core
-from ..base.arguments import plain_tensors
 from .shards import has_shards
 
 if TYPE_CHECKING:
@@ -55,6 +54,8 @@ def to_trace(optimizers: list[torch.optim.Optimizer], model: torch.nn.Module) ->
 
 def state_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     """The tensors of an optimizer's state; none before its first step."""
+    from ..base.arguments import plain_tensors
+
     kept = getattr(optimizer, "state", {})
     return [tensor for state in kept.values() for tensor in plain_tensors(state)]
 

@@ -173,6 +173,10 @@ class RankedSession(Session):
         self._wanted = super().holds_more(more_bytes, pending_forwards) or self._wanted
         return None
 
+    def _put_smallest(self, signature: str) -> ExecutionPlan | None:
+        """None: the plan that the ranks agreed on stays in force."""
+        return None
+
     def layers_held(self, names: list[str]) -> ExecutionPlan | None:
         """No new plan, because other ranks don't know of these layers. Their tensors stay on this rank."""
         return None
@@ -181,6 +185,12 @@ class RankedSession(Session):
         """A new plan waits for the next `agree()`."""
         self._wanted = super().live_trace_finished(graph, refused) or self._wanted
         return None
+
+    def _make_plan_or_smallest(self, signature: str) -> str:
+        """As in `Session`. Sharded parameters have a smallest plan of their own, so the error is raised."""
+        return (
+            self._make_plan(self._graphs[signature]) if self._is_sharded else super()._make_plan_or_smallest(signature)
+        )
 
     def _smallest(self, error: BudgetInfeasibleError) -> ExecutionPlan:
         """The smallest plan, for sharded parameters under a budget that no plan fits. Planning counts

@@ -665,7 +665,7 @@ class Session:
         self._graphs = {key: _core.graph_pend(graph, forwards) for key, graph in self._graphs.items()}
         return True
 
-    def _put_smallest(self, signature: str) -> ExecutionPlan:
+    def _put_smallest(self, signature: str) -> ExecutionPlan | None:
         """The smallest plan, in place of one that the step under way can't have."""
         text, _ = _core.plan_beyond(
             self._graphs[signature], self._graphs[signature], self.hardware_json, self._planned_for

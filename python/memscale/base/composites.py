@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .modes import DISPATCH, leave, without
+from .modes import DISPATCH, begin_below, leave, without
 
 __all__ = ["Without"]
 
@@ -30,8 +30,8 @@ class Without(TorchFunctionMode):
         """Whether `mode` is off now."""
 
     def start(self) -> None:
-        """Turns the function mode on."""
-        self.__enter__()  # type: ignore[no-untyped-call]
+        """Turns the function mode on. A mode of the caller's that is already on may end before `stop()`."""
+        begin_below(self)
 
     def stop(self) -> None:
         """Turns it off. Modes that began later stay on. A second call does nothing."""

@@ -13,6 +13,7 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from .. import _core
@@ -60,12 +61,14 @@ def set_modes(kind: str, modes: list[Any]) -> None:
     _core.set_modes(*stack_functions(kind), modes)
 
 
-def begin_below(mode: TorchDispatchMode) -> None:
-    """Begins a dispatch mode as the outermost. Other code that ends its own mode later removes the innermost
-    mode, which must not be this one."""
-    above = modes_on(DISPATCH)
+def begin_below(mode: Any) -> None:
+    """Begins a mode as the outermost of its kind. Other code that ends its own mode later removes the innermost
+    mode, which must not be this one. Default devices stay outside: torch expects them there."""
+    kind = DISPATCH if isinstance(mode, TorchDispatchMode) else FUNCTION
+    before = modes_on(kind)
+    devices = [one for one in before if isinstance(one, DeviceContext)]
     mode.__enter__()
-    set_modes(DISPATCH, [mode, *above])
+    set_modes(kind, [*devices, mode, *(one for one in before if not isinstance(one, DeviceContext))])
 
 
 def leave(mode: Any) -> None:

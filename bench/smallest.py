@@ -188,7 +188,7 @@ def _apart(name: str, budget_bytes: int, threads: int) -> dict[str, Any]:
 
 
 def _counted(executor: Any) -> dict[str, float]:
-    """What the plan in force counts, in MB."""
+    """The figures of the plan in force, in MB."""
     plan = json.loads(executor.plan.to_json())
     process = json.loads(executor._planner.documents[1])["process"]
     replay, settings = plan["predicted"], plan["settings"]

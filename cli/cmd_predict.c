@@ -217,8 +217,8 @@ static int find_smallest(predict_work *work, ms_error *err)
 
 enum { FASTER_PERCENT = 95 };
 
-/* The plan is made for a careful loop until it has seen the real one. This is its successor, after two steps, if the
- * loop is as most are: it clears the gradients before each forward and lets go of the outputs before backward. */
+/* The first plan assumes that gradients live in the forward and that the loop holds the outputs. This one is made after
+ * two steps of the usual loop, which clears gradients before each forward and releases the outputs before backward. */
 static int make_settled(predict_work *work, ms_error *err)
 {
     ms_graph usual = *work->graph;

@@ -11,7 +11,7 @@
  * does not know. */
 uint32_t ms_ext_float_control(void);
 
-/* What Settings.read() returns: a new reference. */
+/* Settings.read(); returns a new reference. */
 PyObject *ms_ext_read_settings(PyObject *table);
 
 /* Sets every setting of the table that differs from what was read. */
@@ -20,7 +20,7 @@ int ms_ext_put_settings(PyObject *table, PyObject *values);
 /* Whether these are a table and what it read; raises ValueError if not. */
 bool ms_ext_are_settings(PyObject *table, PyObject *values);
 
-/* What read_states() returns: a new reference. */
+/* read_states(); returns a new reference. */
 PyObject *ms_ext_read_states(PyObject *sources);
 
 /* Writes each state, unless it is the one in `now`, which may be NULL. The first error is raised once all are set. */

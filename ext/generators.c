@@ -34,7 +34,7 @@ typedef struct memory {
     size_t count, bytes;
 } memory;
 
-/* What lay in the places when a state was read: the state itself, or its first part if there are functions. */
+/* The bytes of the places at the time that a state was read. Functions return the state beside them, as a pair. */
 static PyObject *content_of(PyObject *state)
 {
     return PyTuple_Check(state) ? PyTuple_GetItem(state, 0) : state;
@@ -67,7 +67,7 @@ static PyObject *copy_places(const memory *self)
     return content;
 }
 
-/* What lies in the places, and the state that the generator's function returns. */
+/* A pair: the bytes of the places, and the state that the generator's function returns. */
 static PyObject *ask_generator(const memory *self)
 {
     PyObject *content = copy_places(self);

@@ -118,6 +118,11 @@ setup_plain() {
     meson_setup test -Dpython=disabled -Dserver=disabled -Dwerror=true -Dtorch_double=auto
 }
 
+build_plain() {
+    setup_plain
+    quietly ninja -C "$ROOT/build/test" -j "$JOBS"
+}
+
 setup_asan() {
     local server=disabled
     server_libraries && server=enabled

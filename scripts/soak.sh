@@ -8,8 +8,7 @@ set -euo pipefail
 
 "$ROOT/scripts/build.sh"
 cd "$ROOT"
-setup_plain
-quietly ninja -C build/test -j "$JOBS"
+build_plain
 seconds=${SOAK_SECONDS:-600}
 backends=9
 seed=$(date +%s)

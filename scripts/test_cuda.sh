@@ -6,8 +6,7 @@ set -euo pipefail
 
 "$ROOT/scripts/build.sh"
 cd "$ROOT"
-setup_plain
-quietly ninja -C build/test -j "$JOBS"
+build_plain
 if [ ! -e build/test/tests/torch_double/libtorch_double.so ]; then
     say "skipped: the CUDA path (it needs a C++ compiler, and torch 2.13 without CUDA)"
     exit 0

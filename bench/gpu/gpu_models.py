@@ -21,8 +21,8 @@ NAMES = (
 )
 LARGE = "gpt2-large"  # the model of the goal for offload's step time
 LARGE_LEAST_BYTES = 60 << 30  # of GPU memory, for LARGE; smaller GPUs get GPT-2 Medium
-# Of small models and their batches. A plan leaves room for the workspaces of a step (25 MB), whatever its size: with
-# fewer layers or tokens no plan would fit a share of the unmodified peak.
+# The layers and batches of small models. Every plan reserves 25 MB for a step's workspaces. If a model had fewer layers
+# or tokens, no plan would fit a share of its unmodified peak.
 SMALL_LAYERS, SMALL_SHAPE, SMALL_PICTURES = 6, (16, 128), 8
 
 

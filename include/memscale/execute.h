@@ -96,8 +96,8 @@ MS_API bool ms_execute_first_tier(uint64_t host_cap_bytes, uint64_t disk_cap_byt
 /* Opens the lower tier of an executor without one. MS_ESTATE if it has one. May wait. */
 MS_API int ms_execute_open_tier(ms_execute *execute, const ms_offload_options *options, ms_error *err);
 MS_API bool ms_execute_has_tier(const ms_execute *execute);
-/* Says which device's storages the host saves, initially the CPU's. Opening a tier sets it too. Call it only while
- * there is no extent. */
+/* Sets the device whose storages are saved; initially it is the CPU. Opening a tier sets it too. Must not be called while
+ * an extent exists. */
 MS_API void ms_execute_set_device(ms_execute *execute, ms_device_kind kind, uint32_t number);
 MS_API bool ms_execute_host_is_device(const ms_execute *execute);
 /* The GPU's number; -1 if it is the CPU. */

@@ -54,8 +54,8 @@ def python_setters(state: Any, generator: random.Random | None = None) -> list[_
 
 
 def sources(generator: torch.Generator) -> tuple[tuple[_Source, ...], tuple[_Guard, ...]]:
-    """What reads and sets the states of torch's `generator` and of the other two, for `_core.read_states()`; and guards
-    that hold as long as nobody replaces Python's or NumPy's, for `_core.guards_hold()`."""
+    """The sources of the states of torch's `generator`, Python's and NumPy's, for `_core.read_states()`. The guards are
+    for `_core.guards_hold()`; they hold until somebody replaces Python's or NumPy's generator."""
     numpys, numpy = _numpy(), sys.modules.get("numpy")
     found, guards = [_torchs_source(generator), *_python().sources], [(sys.modules, "numpy", numpy)]
     if numpys is not None:
@@ -77,8 +77,8 @@ def draw_outside() -> None:
 
 @cache
 def _torchs_source(generator: torch.Generator) -> _Source:
-    """What reads and sets a generator of torch for the host: its own functions, unless its memory tells that nothing
-    has changed."""
+    """The source of the state of a generator of torch for the host. If its memory is unchanged, its functions are not
+    called."""
     kind: Any = type(generator)
     places = _torch_places(kind)
     return (generator.get_state, generator.set_state) if places is None else _torch_memory(generator, places)

@@ -250,7 +250,7 @@ void ms__step_memory_pause(ms__step_watch *watch);
 bool ms__step_memory_resume(ms__step_watch *watch, ms_evaluation_memory *memory);
 /* Live maps beyond those that earlier steps began with; a step of `is_first` sets the measure. */
 uint64_t ms__step_memory_more(ms__step_watch *watch, uint64_t known_bytes, bool is_first);
-/* Those that a forward before this one holds for its backward, beyond the most that was returned. */
+/* Live maps that the step's earlier forwards hold for their backward, less the most that was returned before. */
 uint64_t ms__step_memory_pending(ms__step_watch *watch, uint64_t known_bytes);
 
 /* table.c */

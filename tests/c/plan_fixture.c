@@ -278,6 +278,19 @@ ms_hardware *fixture_real_hardware(void)
     return hardware;
 }
 
+void fixture_use_card(ms_hardware *hardware, uint64_t link_bytes_per_s)
+{
+    hardware->gpu_count = 1;
+    hardware->device = 0;
+    hardware->gpu[0] = (ms_gpu){.kind = MS_DEVICE_CUDA,
+                                .total_bytes = 24000 * MIB,
+                                .matmul_flops_per_s = 10000000000000,
+                                .stream_bytes_per_s = 900000000000,
+                                .to_host_bytes_per_s = link_bytes_per_s,
+                                .from_host_bytes_per_s = link_bytes_per_s,
+                                .copy_engines = 2};
+}
+
 static ms_graph *uneven_graph(uint32_t count, uint64_t flops)
 {
     fixture_layer layers[64];

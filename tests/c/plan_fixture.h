@@ -48,6 +48,9 @@ void fixture_mark_masks(ms_graph *graph);
  * page faults and checksums cost nothing; a disk of 1 GB/s both ways. Nothing resident. */
 ms_hardware *fixture_hardware(void);
 
+/* From now on the training device is a card of 24,000 MiB and 10 TFLOP/s, with the same rate both ways over its link. */
+void fixture_use_card(ms_hardware *hardware, uint64_t link_bytes_per_s);
+
 /* The graphs for property tests: 0 .. FIXTURE_GRAPHS-1. */
 enum { FIXTURE_GRAPHS = 6 };
 ms_graph *fixture_graph(int which);

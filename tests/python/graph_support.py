@@ -27,6 +27,17 @@ def trace(model: torch.nn.Module, *args: Any, optimizer: Any = None, **kwargs: A
     return json.loads(MemoryProfiler().trace(model, args, kwargs, optimizer=optimizer))
 
 
+def observe_loop(graph: dict[str, Any], outputs_held: bool = True) -> None:
+    """Puts in the facts of a loop that was observed: it clears gradients before the forward and has no optimizer."""
+    graph["loop"].update(
+        outputs_held=outputs_held,
+        gradients_live_in_forward=False,
+        observed=True,
+        optimizer_state_bytes=0,
+        optimizer_transient_bytes=0,
+    )
+
+
 def layer_nodes(graph: dict[str, Any]) -> list[dict[str, Any]]:
     """The nodes that are calls of layers."""
     return [node for node in graph["nodes"] if node["kind"] == "layer"]

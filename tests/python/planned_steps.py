@@ -65,6 +65,8 @@ def compare(
         hold: whether the loop holds the output until backward has ended.
         precision: a context for the trace and the steps, such as autocast.
     """
+    from graph_support import observe_loop
+
     from memscale import _core
     from memscale.execution.executor import Executor
     from memscale.session.session import Session
@@ -72,13 +74,7 @@ def compare(
 
     with precision or nullcontext():
         graph = json.loads(MemoryProfiler(config).trace(model.train(), (), {"input_ids": ids, "labels": ids}))
-        graph["loop"].update(
-            outputs_held=hold,
-            gradients_live_in_forward=False,
-            observed=True,
-            optimizer_state_bytes=0,
-            optimizer_transient_bytes=0,
-        )
+        observe_loop(graph, outputs_held=hold)
         text = json.dumps(graph)
         session = Session(model, config)
         plan = json.loads(_core.plan_uniform(text, session.hardware_json, session.config_json, technique))

@@ -8,7 +8,7 @@ import pathlib
 from typing import Any
 
 from execute_support import executing, twins
-from graph_support import measured_peak, trace
+from graph_support import measured_peak, observe_loop, trace
 from models import Case, loss_of
 
 from memscale import Config, _core
@@ -53,13 +53,7 @@ def planned(case: Case, technique: str) -> tuple[dict[str, Any], str]:
     """Traces a model; returns its graph, and a plan that uses the technique for every layer that admits it."""
     args, kwargs = case.batch(0)
     graph = trace(case.model, *args, **kwargs)
-    graph["loop"].update(
-        outputs_held=True,
-        gradients_live_in_forward=False,
-        observed=True,
-        optimizer_state_bytes=0,
-        optimizer_transient_bytes=0,
-    )
+    observe_loop(graph)
     config = Config(mode=OptimizationMode.AGGRESSIVE, force_optimize=True)
     documents = json.dumps(graph), json.dumps(HARDWARE), config.to_json()
     return graph, _core.plan_uniform(*documents, technique)

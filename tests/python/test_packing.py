@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from execute_support import assert_nothing_left, assert_same, executing, plan_json, train, twins, uniform
-from graph_support import trace
+from graph_support import observe_loop, trace
 from models import MODELS, Case, _lm
 from planned_support import HARDWARE
 
@@ -207,13 +207,7 @@ def masked_case() -> tuple[Case, torch.nn.Module, dict[str, Any]]:
     twin = copy.deepcopy(case.model)
     args, kwargs = case.batch(0)
     graph = trace(case.model, *args, **kwargs)
-    graph["loop"].update(
-        outputs_held=True,
-        gradients_live_in_forward=False,
-        observed=True,
-        optimizer_state_bytes=0,
-        optimizer_transient_bytes=0,
-    )
+    observe_loop(graph)
     return case, twin, graph
 
 
@@ -345,13 +339,7 @@ def comparing_case(layer: type[_Compares]) -> tuple[Case, torch.nn.Module, dict[
     case = Case(model, lambda step: ((batch * (step + 1),), {}))
     args, kwargs = case.batch(0)
     graph = trace(case.model, *args, **kwargs)
-    graph["loop"].update(
-        outputs_held=True,
-        gradients_live_in_forward=False,
-        observed=True,
-        optimizer_state_bytes=0,
-        optimizer_transient_bytes=0,
-    )
+    observe_loop(graph)
     return case, copy.deepcopy(model), graph
 
 

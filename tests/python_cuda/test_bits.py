@@ -10,7 +10,7 @@ import pytest
 import torch
 from cuda_support import peak_of, scheduled
 from execute_support import assert_nothing_left, executing
-from graph_support import trace
+from graph_support import observe_loop, trace
 from torch import nn
 
 import memscale
@@ -94,13 +94,7 @@ def model_of(kind: str, layers: int = LAYERS) -> nn.Module:
 def plan_with_bits(model: nn.Module, x: torch.Tensor, missing: int) -> str:
     """A plan for a card whose link is slow, under a budget that lacks some masks' bytes."""
     graph = trace(model, x)
-    graph["loop"].update(
-        outputs_held=True,
-        gradients_live_in_forward=False,
-        observed=True,
-        optimizer_state_bytes=0,
-        optimizer_transient_bytes=0,
-    )
+    observe_loop(graph)
     made = memscale.plan(model, x, memscale.Config(force_optimize=True))
     hardware = json.loads(made._hardware)
     hardware["gpus"][0].update(to_host_bytes_per_s=10**6, from_host_bytes_per_s=10**6)

@@ -462,7 +462,7 @@ _MISSING = object()
 
 
 class _Attributes:
-    """What a module's attributes hold. One pass over them, because every call of a layer takes one for each module."""
+    """A module's attributes, sorted by kind in one pass, because every call of a layer sorts those of each module."""
 
     __slots__ = ("containers", "generators", "scalars", "tensors")
 

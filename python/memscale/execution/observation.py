@@ -47,7 +47,6 @@ class StepWatch:
         """Discards every observation."""
         self._outputs = self._last_outputs = []
         self.more_bytes = 0  # of tensors that the forward under way found beyond those of earlier steps
-        self.pending_forwards = 0  # of the step under way, before this forward
         self._outputs_held = None
         self._gradients_live = None
         self._optimizers = weakref.WeakSet()
@@ -76,10 +75,14 @@ class StepWatch:
             self._live = None if parameter is None else weakref.ref(parameter)
             self._gradients_live = parameter is not None
             self._sums |= self._gradients_live and self._forwards_since_step > 0
-        self.pending_forwards = self._forwards_since_step
         self._forwards += 1
         self._forwards_since_step += 1
         return bool(self._gradients_live) and not were_live
+
+    @property
+    def pending_forwards(self) -> int:
+        """The forwards since the last optimizer step before the one under way."""
+        return self._forwards_since_step - 1
 
     def forward_ended(self, output: Any) -> None:
         """The root has run; its result goes to the caller."""

@@ -23,7 +23,7 @@ import traceback
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import _core
 from ..base.aside import is_tracing, standing_aside
@@ -47,6 +47,14 @@ if TYPE_CHECKING:
 __all__ = ["MemoryProfiler", "load_tracer"]
 
 _log = logging.getLogger("memscale")
+
+
+class _Stepping(NamedTuple):
+    """The optimizers that update the model's parameters, and whether the caller named them. If not, a trace may assume
+    an AdamW in place of them."""
+
+    optimizers: list[torch.optim.Optimizer]
+    is_given: bool
 
 
 class MemoryProfiler:
@@ -99,18 +107,28 @@ class MemoryProfiler:
             ProfileError: the step can't be traced: its control flow depends on values,
                 an operator has no fake kernel, or a module still holds a fake tensor.
         """
+        from ..base.torch_names import check_torch
+
+        check_torch()
+        import torch
+
+        from ..model.optimizers import optimizers_of
+
+        if not isinstance(model, torch.nn.Module):
+            raise TypeError(f"model: expected an nn.Module, got {type(model).__name__}")
         kwargs = without_cache(model, sample_args, dict(sample_kwargs or {}))
+        stepping = _Stepping(optimizers_of(model), False) if optimizer is None else _Stepping([optimizer], True)
         branches = True
         try:
-            graph = self._trace(model, sample_args, kwargs, optimizer, branches, calls)
+            graph = self._trace(model, sample_args, kwargs, stepping, branches, calls)
         except ProfileError as error:
             _log.debug("%s; tracing as a compiler would", error)
             branches = False
-            graph = self._trace(model, sample_args, kwargs, optimizer, branches, calls)
+            graph = self._trace(model, sample_args, kwargs, stepping, branches, calls)
         if self._config is None or not self._config.enable_tiling:
             return graph
         try:
-            tiled = self._trace(model, sample_args, kwargs, optimizer, branches, in_tiles=True)
+            tiled = self._trace(model, sample_args, kwargs, stepping, branches, in_tiles=True)
         except ProfileError as error:
             _log.debug("in tiles: %s", error)
             return graph
@@ -126,36 +144,29 @@ class MemoryProfiler:
         model: torch.nn.Module,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        optimizer: torch.optim.Optimizer | None,
+        stepping: _Stepping,
         branch_on_values: bool,
         calls: CompiledCalls | None = None,
         in_tiles: bool = False,
     ) -> str:
-        from ..base.torch_names import check_torch
-
-        check_torch()
-        import torch
-
         from ..base.signature import describe_arguments
         from ..model.isolation import isolated
-        from ..model.optimizers import made_state_bytes, optimizers_of, to_trace
+        from ..model.optimizers import made_state_bytes, to_trace
         from ..model.reach import Reach
         from ..techniques.tiles import Tiles
         from .fakes import Twins
         from .static_tracer import StaticTracer, libraries_branch_on_values
 
         name = type(model).__name__
-        if not isinstance(model, torch.nn.Module):
-            raise TypeError(f"model: expected an nn.Module, got {name}")
         obstacle = Reach(list(model.modules())).obstacle
         if obstacle is not None:
             raise ProfileError(f"{name} can't be traced without running it: {obstacle}, and a trace would do that too")
         tracer = StaticTracer(name, describe_arguments(args, kwargs))
         twins = Twins()
-        expects_8bit = optimizer is None and self._expects_8bit(model)
-        optimizers = optimizers_of(model) if optimizer is None else [optimizer]
-        tracer.made_state(made_state_bytes(optimizers, training_device(model)))
-        if optimizer is None:
+        tracer.made_state(made_state_bytes(stepping.optimizers, training_device(model)))
+        expects_8bit = not stepping.is_given and self._expects_8bit(model)
+        optimizers = stepping.optimizers
+        if not stepping.is_given:
             optimizers = [] if expects_8bit else to_trace(optimizers, model)
         step = _StaticStep(model, tracer, twins, expects_8bit, calls)
         try:

@@ -86,14 +86,7 @@ static void uniform_plans_and_gpus_are_explained_too(void **state)
         check_parts(plan);
         ms_plan_free(plan);
     }
-    f.hardware->gpu_count = 1;
-    f.hardware->device = 0;
-    f.hardware->gpu[0] = (ms_gpu){.total_bytes = 24000 * MIB,
-                                  .matmul_flops_per_s = 10000000000000,
-                                  .stream_bytes_per_s = 900000000000,
-                                  .to_host_bytes_per_s = 12000000000,
-                                  .from_host_bytes_per_s = 12000000000,
-                                  .copy_engines = 2};
+    fixture_use_card(f.hardware, 12000000000);
     uint64_t smallest = fixture_smallest_budget(&f), need = fixture_need(&f);
     for (uint64_t k = 0; k < BUDGETS; k++) {
         ms_plan *plan = fixture_plan_at(&f, budget_number(smallest, need, k));
@@ -334,15 +327,7 @@ static void a_cards_plan_tells_what_a_gigabyte_would_buy(void **state)
     static const fixture_layer layer = {512 * MIB, 64 * MIB, 100000000, 64 * MIB, 0, 0};
     fixture_chain chain = {.layer_count = 8, .layers = &layer, .uniform = true, .activation_bytes = 64 * MIB};
     fixture_planning f = fixture_open(fixture_chain_graph(&chain));
-    f.hardware->gpu_count = 1;
-    f.hardware->device = 0;
-    f.hardware->gpu[0] = (ms_gpu){.kind = MS_DEVICE_CUDA,
-                                  .total_bytes = 24000 * MIB,
-                                  .matmul_flops_per_s = 10000000000000,
-                                  .stream_bytes_per_s = 900000000000,
-                                  .to_host_bytes_per_s = 1200000000,
-                                  .from_host_bytes_per_s = 1200000000,
-                                  .copy_engines = 2};
+    fixture_use_card(f.hardware, 1200000000);
     uint64_t smallest = fixture_smallest_budget(&f), need = fixture_need(&f);
     for (uint64_t budget = smallest; budget < need; budget += (need - smallest) / 5 + 1) {
         ms_plan *plan = fixture_plan_at(&f, budget);

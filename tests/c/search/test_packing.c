@@ -102,15 +102,7 @@ static void a_gpu_packs_only_truth_values(void **state)
 {
     (void)state;
     fixture_planning f = two_layers();
-    f.hardware->gpu_count = 1;
-    f.hardware->device = 0;
-    f.hardware->gpu[0] = (ms_gpu){.kind = MS_DEVICE_CUDA,
-                                  .total_bytes = 24000 * MIB,
-                                  .matmul_flops_per_s = 10000000000000,
-                                  .stream_bytes_per_s = 900000000000,
-                                  .to_host_bytes_per_s = 12000000000,
-                                  .from_host_bytes_per_s = 12000000000,
-                                  .copy_engines = 2};
+    fixture_use_card(f.hardware, 12000000000);
     static const uint8_t kept[NODES] = {0}, both[NODES] = {0, 1, 1, 0};
     ms_replay as_it_is = replay(&f, kept, NULL, MIB);
     assert_memory_equal(&(ms_replay[]){replay(&f, kept, both, MIB)}, &as_it_is, sizeof as_it_is);

@@ -319,6 +319,47 @@ def test_recomputation_needs_no_driver():
     assert done.returncode == 0, done.stderr
 
 
+def test_a_script_that_ends_right_after_a_backward_ends_with_status_0():
+    """Autograd's thread now and then drops what was queued only after backward() has returned, on one CPU in a tenth of
+    the steps. The interpreter ends while it does so: the thread sleeps in the end of what the user queued, which comes
+    before memscale's own, and the interpreter longer."""
+    done = run_alone(
+        """
+        import os, sys, threading, time, memscale
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        model = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()) for _ in range(3)])
+        model.to("cuda")
+        memscale.wrap(model, memscale.Config(force_optimize=True, enable_offloading=False, enable_logging=False))
+        in_time = threading.Event()
+
+        class Queued:
+            def __call__(self):
+                pass
+
+            def __del__(self):
+                if threading.current_thread() is not threading.main_thread():
+                    in_time.set()
+                    time.sleep(0.3)
+
+        class Global:
+            def __del__(self, sleep=time.sleep):
+                sleep(0.6)
+
+        kept = Global()
+        x = torch.randn(4, 8, device="cuda")
+        for _ in range(1000):
+            loss = model(x).sum()
+            queue = torch.autograd.Variable._execution_engine.queue_callback
+            loss.register_hook(lambda _: queue(Queued()))
+            loss.backward()
+            if in_time.wait(0.001):
+                sys.exit(0)
+        sys.exit("autograd's thread never came second")
+        """
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_rocms_driver_moves_what_cudas_does():
     done = run_alone(
         """

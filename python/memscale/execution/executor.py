@@ -20,6 +20,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from .. import _core
+from ..base.after_backward import after_backward
 from ..base.arguments import plain_tensors
 from ..base.aside import is_replaying, is_tracing
 from ..base.compiler import compiled_parts
@@ -698,7 +699,7 @@ class Executor:
             self._layer_calls.profile.backward_began()
         # Outside a backward this raises: the caller only looks at a node's saved tensors.
         with contextlib.suppress(RuntimeError):
-            torch.autograd.Variable._execution_engine.queue_callback(weak_method(self, "_backward_ended"))
+            after_backward(weak_method(self, "_backward_ended"))
 
     def _backward_ended(self) -> None:
         if self._layer_calls.profile is not None:

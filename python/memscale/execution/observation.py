@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from .. import _core
+from ..base.after_backward import after_backward
 from ..base.arguments import plain_tensors
 from ..model.optimizers import state_tensors
 from ..techniques.lazy_logits import LazyLogits
@@ -188,7 +189,7 @@ class _Begins:
         if watch is not None and model is not None:
             watch._core.backward_begins()
             watch.backward_begins(model)
-            torch.autograd.Variable._execution_engine.queue_callback(self._ended)
+            after_backward(self._ended)
 
     def _ended(self) -> None:
         watch = self._watch()

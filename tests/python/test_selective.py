@@ -359,7 +359,10 @@ COMPOSITES = {
     "nuclear norm": lambda x, y: x[0].norm("nuc") * y.mean(),
     "cond": lambda x, y: torch.linalg.cond(x) * y.mean(),
     "folded product": lambda x, y: (y @ x[:1, :1].mT.contiguous()) * y.mean(),
-    "folded matmul": lambda x, y: torch.matmul(x[:1, :1].mT.mT, y.mT) + torch.matmul(y, x[:1].mT),
+    # Which of its three products has other bits depends on the processor.
+    "folded matmul": lambda x, y: (
+        torch.matmul(x[:1, :1].mT.mT, y.mT) + torch.matmul(y, x[:1].mT) + torch.matmul(y, x[:1, :1].mT.contiguous())
+    ),
     "weighted cross entropy": _weighted,
 }
 

@@ -152,7 +152,7 @@ def test_a_profiled_step_may_lie_inside_a_checkpoint(use_reentrant):
 @pytest.mark.parametrize("options", [{}, {"enable_offloading": False}])
 def test_a_profile_counts_no_tensors_of_the_warm_up(options) -> None:
     """What the warm-up's plan recomputes or fetches stands for the saved tensors, and is not counted beside them. Only
-    the moment at which a saved tensor is freed is the warm-up's: the engine may still be writing it."""
+    the moment at which a tensor is freed that the engine stores is the warm-up's: the engine may still be writing it."""
 
     def storages_of_a_layer(is_static: bool) -> dict[str, list[tuple[str, int]]]:
         torch.manual_seed(0)
@@ -168,7 +168,8 @@ def test_a_profile_counts_no_tensors_of_the_warm_up(options) -> None:
             way: [(event[0], sizes[event[1]]) for event in profile[way] if event[0] != "work"]
             for way in ("forward", "backward")
         }
-        events["forward"].sort(key=lambda event: event[0] == "free")
+        if options.get("enable_offloading", True):
+            events["forward"] = [event for event in events["forward"] if event[0] != "free"]
         return events
 
     assert storages_of_a_layer(False) == storages_of_a_layer(True)

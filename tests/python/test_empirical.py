@@ -152,7 +152,7 @@ def test_a_profiled_step_may_lie_inside_a_checkpoint(use_reentrant):
 @pytest.mark.parametrize("options", [{}, {"enable_offloading": False}])
 def test_a_profile_counts_no_tensors_of_the_warm_up(options) -> None:
     """What the warm-up's plan recomputes or fetches stands for the saved tensors, and is not counted beside them. Only
-    the moment at which a tensor is freed that the engine stores is the warm-up's: the engine may still be writing it."""
+    the moment at which the engine has written what it stores, and frees it, is the warm-up's."""
 
     def storages_of_a_layer(is_static: bool) -> dict[str, list[tuple[str, int]]]:
         torch.manual_seed(0)

@@ -15,13 +15,16 @@ import json
 import logging
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+
+sys.path.append(str(Path(__file__).parent.parent / "python"))
+
+from forked_python import run_python
 
 FAMILIES = ("vision", "language", "agents", "several", "inner", "shapes", "steps", "setups")
 MEGABYTE = 1_000_000
@@ -207,10 +210,10 @@ def run_here(name: str, is_wrapped: bool) -> Report:
 
 def run_apart(name: str, is_wrapped: bool) -> Report:
     """Runs one loop in a process of its own."""
-    command = [sys.executable, "-W", "ignore", __file__, name, "wrapped" if is_wrapped else "plain"]
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
+    how = "wrapped" if is_wrapped else "plain"
+    done = run_python("-W", "ignore", __file__, name, how, env=environment, timeout=_PATIENCE_S)
     if done.returncode != 0:
         raise RuntimeError(f"{name} ended with {done.returncode}:\n{done.stderr[-3000:]}")
     fields = json.loads(done.stdout.splitlines()[-1])

@@ -7,11 +7,10 @@ hostmem counts the allocations of a whole process, so `rows_of` runs a test's sc
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+from forked_python import run_python
 from process_support import environment_of_tests
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 def rows_of(script: str) -> list[list[int]]:
     """Runs `script` in a new process; returns the numbers that it printed, a list for each line."""
     environment = environment_of_tests(HF_HUB_OFFLINE="1")
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment)
+    done = run_python("-c", script, check=True, env=environment)
     return [[int(word) for word in line.split()] for line in done.stdout.splitlines()]
 
 

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from forked_python import run_python
 from process_support import environment_of_tests
 from time_limits import HANG_SECONDS
 
@@ -56,12 +57,7 @@ _SCRIPT = textwrap.dedent(
 
 
 def _train(budget_gb: float, options: str = "{}", steps: int = 2) -> tuple[int, list[str]]:
-    done = subprocess.run(
-        [sys.executable, "-c", _SCRIPT, str(budget_gb), options, str(steps)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_python("-c", _SCRIPT, str(budget_gb), options, str(steps), check=True)
     lines = done.stdout.splitlines()
     return int(lines[-1].split()[1]), lines[:-1]
 
@@ -142,7 +138,7 @@ def test_a_peak_over_the_budget_is_seen_and_answered() -> None:
         step(); step()
         """
     )
-    lines = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stderr.splitlines()
+    lines = run_python("-c", code, check=True).stderr.splitlines()
     measured = [line for line in lines if "peak" in line and "measured" in line]
     assert measured[0].startswith("memscale: step 1: peak"), lines
     over = [line for line in measured if line.endswith("the peak differs from the prediction: planning again")]
@@ -212,7 +208,7 @@ def test_detach_leaves_no_thread_and_no_descriptor(tmp_path: Path) -> None:
         assert comes_true(lambda: count() == before), (before, count())
         """
     )
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment_of_tests())
+    run_python("-c", code, check=True, env=environment_of_tests())
 
 
 def test_the_runner_reports_what_a_child_did() -> None:
@@ -254,6 +250,6 @@ _CONVOLUTIONS = textwrap.dedent(
 
 
 def test_convolutions_stay_under_a_tight_budget() -> None:
-    done = subprocess.run([sys.executable, "-c", _CONVOLUTIONS], capture_output=True, text=True, check=True)
+    done = run_python("-c", _CONVOLUTIONS, check=True)
     named, peak = map(int, done.stdout.split())
     assert peak <= 1.02 * named

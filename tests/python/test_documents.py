@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from forked_python import run_python
 
 import memscale
 from memscale.execution import notices
@@ -27,8 +28,9 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 def _run(what: str, folder: pathlib.Path) -> list[dict[str, str | None]]:
     environment = os.environ | {"XDG_CACHE_HOME": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, str(pathlib.Path(__file__).with_name("documents_case.py")), what, str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=1200, check=False)
+    done = run_python(
+        pathlib.Path(__file__).with_name("documents_case.py"), what, folder, env=environment, timeout=1200
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"where"')]
 

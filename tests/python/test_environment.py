@@ -3,10 +3,8 @@ afterwards. That includes precision set through torch's newer interface, after w
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+from forked_python import run_python
 
 SETTINGS = {
     "older": "torch.set_float32_matmul_precision('high')",
@@ -55,7 +53,7 @@ def test_precision_set_before_a_layer_or_after_it_is_put_back(name):
 
 def run(code: str) -> None:
     """Runs the code in a new process, because some settings can't be undone."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
+    done = run_python("-c", code)
     assert done.returncode == 0, done.stderr
 
 

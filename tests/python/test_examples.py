@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
-from time_limits import HANG_SECONDS
+from forked_python import run_python
 
 FOLDER = pathlib.Path(__file__).resolve().parents[2] / "examples"
 NEEDS = {
@@ -30,8 +28,7 @@ def test_there_are_ten_short_ones_and_the_page_lists_them() -> None:
 def test_an_example_prints_before_and_after(name: str, tmp_path: pathlib.Path) -> None:
     for module in NEEDS.get(name, ()):
         pytest.importorskip(module)
-    command = [sys.executable, str(FOLDER / f"{name}.py")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS, check=False, cwd=tmp_path)
+    done = run_python(FOLDER / f"{name}.py", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     before, after = re.findall(r"^.*? loss ([\d.]+)", done.stdout, re.MULTILINE)
     assert before == after, done.stdout

@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import os
 import pathlib
-import subprocess
-import sys
 
 import pytest
-from time_limits import HANG_SECONDS
+from forked_python import run_python
 
 NASTY = pathlib.Path(__file__).resolve().parent / "nasty"
 
@@ -17,14 +15,7 @@ NASTY = pathlib.Path(__file__).resolve().parent / "nasty"
 def run(program: str, *arguments: str) -> str:
     """Runs the program in a new process, because cases change the process's state and fork."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(NASTY / program), *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=HANG_SECONDS,
-        check=False,
-    )
+    done = run_python("-W", "ignore", str(NASTY / program), *arguments, env=environment)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     return done.stdout
 

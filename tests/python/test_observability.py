@@ -16,6 +16,7 @@ import urllib.request
 import jsonschema
 import pytest
 import torch
+from forked_python import run_python
 from time_limits import HANG_SECONDS
 from torch import nn
 
@@ -156,7 +157,7 @@ logger.setLevel(logging.ERROR)
 memscale.detach(memscale.wrap(torch.nn.Linear(2, 2), Config()))
 assert logger.level == logging.ERROR
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = run_python("-c", code)
     assert done.returncode == 0, done.stderr
 
 
@@ -176,7 +177,7 @@ def test_logging_that_is_set_up_after_the_first_wrap_writes_each_line_once() -> 
         "log.info('third')\n"
         "sys.stderr = sys.__stderr__\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=HANG_SECONDS)
+    done = run_python("-c", script)
     assert done.returncode == 0, done.stderr
     assert "memscale: first" in done.stderr and "second" not in done.stderr and "third" not in done.stderr
     assert "memscale: second" in done.stdout and done.stdout.count("third") == 1

@@ -9,6 +9,7 @@ import sys
 import textwrap
 
 import pytest
+from forked_python import run_python
 
 torch = pytest.importorskip("torch")
 
@@ -205,15 +206,13 @@ def test_state_takes_no_memory(disk):
         again.load_state_dict(state)
         print((resident("VmHWM") - before) / 1e6)
     """
-    answer = run_python(script, disk["disk_offload_dir"], check=True)
+    answer = run_script(script, disk["disk_offload_dir"], check=True)
     # Two sets of buffers, and the pages read from the mapped file: one tensor's two moments.
     assert float(answer.stdout) < 2 * 34 + 200 + 30
 
 
-def run_python(script, *args, **kwargs):
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), *args], capture_output=True, text=True, timeout=300, **kwargs
-    )
+def run_script(script, *args, **kwargs):
+    return run_python("-c", textwrap.dedent(script), *args, **kwargs)
 
 
 # ---- failures --------------------------------------------------------------------------------------
@@ -361,7 +360,7 @@ def test_a_child_is_told_and_can_load_a_checkpoint(disk, tmp_path):
         optimizer.step()
         assert all(torch.equal(p, q) for p, q in zip(params, torch.load(sys.argv[2], weights_only=False)))
     """
-    answer = run_python(script, disk["disk_offload_dir"], str(tmp_path / "params.pt"))
+    answer = run_script(script, disk["disk_offload_dir"], str(tmp_path / "params.pt"))
     assert answer.returncode == 0, answer.stderr
 
 
@@ -402,7 +401,7 @@ def test_children_of_a_process_that_steps_come_to_their_end(disk):
             straight.step()
         assert torch.equal(p, q)
     """
-    answer = run_python(script, disk["disk_offload_dir"])
+    answer = run_script(script, disk["disk_offload_dir"])
     assert answer.returncode == 0, answer.stderr
 
 

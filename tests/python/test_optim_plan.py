@@ -1,11 +1,10 @@
 """A plan can put the state of memscale's optimizer on disk and release gradients if the budget needs the bytes. The
 bits stay the same, and `detach()` undoes both."""
 
-import subprocess
-import sys
 import textwrap
 
 import pytest
+from forked_python import run_python
 
 torch = pytest.importorskip("torch")
 
@@ -201,7 +200,7 @@ _FORKED = textwrap.dedent(
 
 
 def test_a_child_may_detach_and_the_parents_state_stays_where_it_is():
-    done = subprocess.run([sys.executable, "-c", _FORKED], capture_output=True, text=True, timeout=300)
+    done = run_python("-c", _FORKED)
     assert done.returncode == 0, done.stderr
 
 
@@ -295,7 +294,7 @@ _MEASURE = textwrap.dedent(
 
 
 def test_the_peak_of_an_optimizer_that_releases_or_streams_by_itself_is_predicted():
-    done = subprocess.run([sys.executable, "-c", _MEASURE], capture_output=True, text=True, timeout=300)
+    done = run_python("-c", _MEASURE)
     assert done.returncode == 0, done.stderr
     rows = [tuple(map(int, line.split())) for line in done.stdout.splitlines()]
     assert len(rows) == 4

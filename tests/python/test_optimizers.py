@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import gc
 import json
-import subprocess
-import sys
 import textwrap
 from typing import Any
 
 import pytest
 import torch
+from forked_python import run_python
 from process_support import environment_of_tests
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -155,15 +154,7 @@ _RESUMED = textwrap.dedent(
 def test_a_resumed_run_needs_no_more_than_a_fresh_one() -> None:
     """Two fp32 values a parameter are 84 MB; a baseline that holds them is not asked for them again."""
     needs = [
-        int(
-            subprocess.run(
-                [sys.executable, "-c", _RESUMED, kind],
-                capture_output=True,
-                text=True,
-                check=True,
-                env=environment_of_tests(),
-            ).stdout
-        )
+        int(run_python("-c", _RESUMED, kind, check=True, env=environment_of_tests()).stdout)
         for kind in ("fresh", "resumed")
     ]
     assert abs(needs[0] - needs[1]) < 30e6, needs

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
+from forked_python import run_python
 from torch import nn
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -321,7 +320,7 @@ def test_what_a_recurrent_layer_leaves_of_its_workspace_is_told():
         "import torch; from memscale.tracing.profiler import MemoryProfiler\n"
         "print(MemoryProfiler().trace(torch.nn.LSTM(512, 512), (torch.zeros(128, 16, 512),)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_python("-c", code, check=True)
     graph = json.loads(done.stdout)
     told = [
         (profile["storage_bytes"][storage], untouched)

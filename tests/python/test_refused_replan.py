@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import textwrap
+
+from forked_python import run_python
 
 _SCRIPT = textwrap.dedent(
     """
@@ -62,7 +62,7 @@ _REFUSED = "the run goes on with the plan it has"
 
 
 def _lines(how: str) -> list[str]:
-    done = subprocess.run([sys.executable, "-c", _SCRIPT, how], capture_output=True, text=True, check=True)
+    done = run_python("-c", _SCRIPT, how, check=True)
     return done.stdout.splitlines()
 
 

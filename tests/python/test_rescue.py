@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import pytest
 import torch
 import transformers
 from execute_support import few_threads  # noqa: F401
+from forked_python import run_python
 from torch import nn
 from trainer_support import losses, same_parameters, trainer
 
@@ -186,6 +185,6 @@ def test_a_process_whose_memory_is_limited_trains_on() -> None:
         print(executor.counters()["recomputed_layers"] + executor.counters()["offloaded_storages"])
         """
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    run = run_python("-c", code)
     assert run.returncode == 0, run.stderr
     assert int(run.stdout.split()[1]) > 0

@@ -3,12 +3,11 @@ of, and nothing is read by getters while nothing has changed."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import textwrap
 
 import pytest
 import torch
+from forked_python import run_python
 
 from memscale import _core
 from memscale.base import settings
@@ -65,7 +64,7 @@ def changed(table, rows, at):
 def run(code: str) -> str:
     """Runs the code in a new process, because some settings can't be undone."""
     code = HEAD + textwrap.dedent(code)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
+    done = run_python("-c", code)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -2,11 +2,10 @@
 user and is never reset."""
 
 import json
-import subprocess
-import sys
 import textwrap
 
 import pytest
+from forked_python import run_python
 
 CHILD = textwrap.dedent(
     """
@@ -51,7 +50,7 @@ CHILD = textwrap.dedent(
 
 
 def steps(mode: str) -> tuple[list[dict], list[int]]:
-    done = subprocess.run([sys.executable, "-c", CHILD, mode], capture_output=True, text=True, check=True, timeout=300)
+    done = run_python("-c", CHILD, mode, check=True)
     report = json.loads(done.stdout)
     lines = [line for line in done.stderr.splitlines() if "memscale: step 2: peak " in line]
     assert len(lines) == 1 and " measured, " in lines[0]

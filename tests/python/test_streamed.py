@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 import torch
+from forked_python import run_python
 from streamed_cases import CASES
-from time_limits import HANG_SECONDS
 
 import memscale
 from memscale import _core
@@ -21,11 +19,8 @@ _SCRIPT = pathlib.Path(__file__).with_name("streamed_cases.py")
 
 
 def run_case(name: str, mode: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(_SCRIPT), name, mode],
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=HANG_SECONDS, check=False,
-    )  # fmt: skip
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    done = run_python("-W", "ignore", _SCRIPT, name, mode, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -98,9 +93,7 @@ except memscale.OffloadError as error:
     print(error)
 print(torch.ones(1 << 20).sum())
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_SECONDS, check=False
-    )
+    done = run_python("-c", code)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "reserving 4.19 MB for a spill file" in done.stdout and "tensor(1048576.)" in done.stdout
 

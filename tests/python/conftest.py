@@ -6,17 +6,25 @@ import sys
 
 import pytest
 
-if "PYTEST_XDIST_WORKER" in os.environ:
-    # Tests collect garbage and search it hundreds of times; without this, half of their time went into the 400,000
-    # objects of torch and transformers. Only objects from before the first test are left out.
+IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
+
+if IS_WORKER:
     import torch  # noqa: F401
     import transformers  # noqa: F401
 
     from memscale.tracing.profiler import load_tracer
 
     load_tracer()
-    gc.collect()
-    gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_collections():
+    """Tests collect garbage and search it hundreds of times; without this, half of their time went into the hundreds of
+    thousands of objects of torch, transformers and trainers. Only objects from before a module's first test are left
+    out."""
+    if IS_WORKER:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(autouse=True)

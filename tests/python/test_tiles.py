@@ -316,9 +316,9 @@ _MEASURE = textwrap.dedent(
     x = torch.randint(0, 64, (4, 512))
     config = memscale.Config(force_optimize=True, enable_tiling=True, enable_logging=False)
     llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(
-        hidden_size=128, intermediate_size=4096, num_hidden_layers=3, num_attention_heads=2, vocab_size=64))
+        hidden_size=128, intermediate_size=2048, num_hidden_layers=2, num_attention_heads=2, vocab_size=64))
     gpt2 = transformers.GPT2LMHeadModel(transformers.GPT2Config(
-        n_embd=128, n_inner=4096, n_layer=3, n_head=2, vocab_size=64, n_positions=512))
+        n_embd=128, n_inner=2048, n_layer=2, n_head=2, vocab_size=64, n_positions=512))
     for model in (llama, gpt2):
         for technique in ("keep", "recompute"):
             for options in ((), ("tiled_mlp",)):

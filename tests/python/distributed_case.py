@@ -1,4 +1,4 @@
-"""Trains with and without memscale. test_distributed.py runs it on every rank under torchrun. Each rank writes its
+"""Trains with and without memscale. test_distributed.py runs it on every rank. Each rank writes its
 results to a file, one JSON document a line. Not a test by itself."""
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from forked_python import run_python
 
 import memscale
 
@@ -19,11 +20,20 @@ pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="to
 _CASE = "distributed_case.py"
 
 
-def _launch(case: str, folder: Path, timeout: float = 900, file: str = _CASE) -> tuple[int, dict[str, list[list[Any]]]]:
+def _launch(
+    case: str, folder: Path, timeout: float = 900, file: str = _CASE, under_torchrun: bool = False
+) -> tuple[int, dict[str, list[list[Any]]]]:
     """The exit status and, for each name that the case reported, the values of rank 0 and of rank 1."""
     program = str(Path(__file__).with_name(file))
-    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", program, case]
-    done = subprocess.run([*run, str(folder)], capture_output=True, text=True, timeout=timeout, check=False)
+    if under_torchrun:
+        torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        done = subprocess.run(
+            [sys.executable, "-m", *torchrun, program, case, str(folder)],
+            capture_output=True, text=True, timeout=timeout, check=False,
+        )  # fmt: skip
+    else:
+        ranks = Path(__file__).with_name("forked_ranks.py")
+        done = run_python(ranks, "2", program, case, folder, timeout=timeout)
     sys.stderr.write(done.stderr[-4000:])  # shown if a test fails
     told: dict[str, list[list[Any]]] = {}
     for rank in range(2):
@@ -111,9 +121,9 @@ def test_a_trainer_on_ranks_keeps_its_budget_in_every_step(tmp_path: Path) -> No
     pytest.importorskip("accelerate")
     (tmp_path / "refused").mkdir()
     (tmp_path / "trained").mkdir()
-    _, told = _launch("100000000", tmp_path / "refused", file="trainer_case.py")
+    _, told = _launch("100000000", tmp_path / "refused", file="trainer_case.py", under_torchrun=True)
     smallest = told["refused"][0][0]
-    status, told = _launch(str(smallest), tmp_path / "trained", file="trainer_case.py")
+    status, told = _launch(str(smallest), tmp_path / "trained", file="trainer_case.py", under_torchrun=True)
     assert status == 0
     assert told["equal"] == [[True], [True]]
     for peaks, replans in zip(told["peak"], told["replans"], strict=True):

@@ -1,5 +1,5 @@
-"""Runs a program on ranks that are forks of this process. As under torchrun, when one fails, the others are ended. Not a
-test by itself.
+"""Runs a program on ranks that are forks of this process. As under torchrun, when one fails, the others are ended.
+Not a test by itself.
 
     run_python("forked_ranks.py", RANKS, PROGRAM, ARGUMENT...)
 """

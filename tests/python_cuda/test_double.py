@@ -422,3 +422,14 @@ def test_fake_tensors_of_the_device_go_through_a_whole_step():
         model = nn.Sequential(nn.Linear(4, 4, device="cuda"), nn.Dropout(0.1))
         model(torch.randn(2, 4, device="cuda")).sum().backward()
         assert model[0].weight.grad.is_cuda
+
+
+def test_the_profiler_records_events_around_operators():
+    from torch.profiler import ProfilerActivity, profile
+
+    x = torch.randn(8, 8, device="cuda")
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+        (x @ x).relu()
+        torch.cuda.synchronize()
+    times = {event.key: event.device_time_total for event in seen.key_averages()}
+    assert times["aten::mm"] > 0 and times["aten::relu"] > 0

@@ -10,6 +10,7 @@
  *   copies.cpp     turns copies into work
  *   natives.cpp    operators that only make or view tensors
  *   programs.cpp   operators that CPU kernels can't stand for
+ *   profiler.cpp   the events of torch.profiler
  *   hooks.cpp      registers all this with torch
  *
  * README.md lists what it models.

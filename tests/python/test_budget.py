@@ -82,22 +82,32 @@ def test_the_budget_that_a_refusal_names_does_for_the_next_run(unmodified: tuple
     assert peak <= named and lines[:2] == unmodified[1]
 
 
-def test_what_torch_loads_for_its_first_trace_is_in_the_first_budget() -> None:
+def _named_twice(how: str) -> tuple[int, int]:
+    """The smallest budgets that the first two calls of a process name."""
     code = textwrap.dedent(
         """
-        import torch, memscale
+        import sys, torch, memscale
         from torch import nn
         model = nn.Sequential(*[nn.Sequential(nn.Linear(256, 256), nn.GELU()) for _ in range(4)])
+        config, x = memscale.Config(memory_budget_gb=0.001), torch.randn(4096, 256)
         for attempt in range(2):
             try:
-                memscale.wrap(model, memscale.Config(memory_budget_gb=0.001), torch.randn(4096, 256))
+                memscale.wrap(model, config, x) if sys.argv[1] == "wrap" else memscale.plan(model, x, config)
             except memscale.BudgetInfeasibleError as error:
                 print(error.smallest_budget_bytes)
         """
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code, how], capture_output=True, text=True, check=True)
     first, second = map(int, done.stdout.split())
+    return first, second
+
+
+def test_what_torch_loads_for_its_first_trace_is_in_the_first_budget() -> None:
+    first, second = _named_twice("wrap")
     assert second <= first  # less if the kernel has reclaimed file pages
+    planned, again = _named_twice("plan")
+    assert again <= planned
+    assert planned == pytest.approx(first, abs=2e6)
 
 
 @pytest.mark.parametrize(

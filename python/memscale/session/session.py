@@ -272,6 +272,7 @@ class Session:
         """
         with self.precision(model, args, kwargs):
             graph = self._profiler.trace(model, args, kwargs, optimizer=self._optimizer)
+        self._measure_trace()
         return self._make_plan(graph)
 
     def agree(self, plan: ExecutionPlan | None) -> ExecutionPlan | None:
@@ -495,7 +496,7 @@ class Session:
 
     def _measure_trace(self) -> None:
         """The first trace has loaded what the model's code needs: it belongs to the baseline from now on."""
-        if self._streamed is None and self.host_memory.is_exact:
+        if self._streamed is None and (self.host_memory.is_exact or not self._applies):
             self.hardware_json = _core.hardware_traced(self.hardware_json)
 
     def _measured(self, model: torch.nn.Module, graph: str, calls: CompiledCalls) -> str:

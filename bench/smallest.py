@@ -3,13 +3,15 @@
 `python bench/smallest.py` asks for the smallest budget of 27 models whose training takes less than 1 GB, and
 trains each under it for four steps with AdamW, each time in a process of its own. It prints, as Markdown, the
 budget, the process's peak after `wrap()` and their distance, and fails if a run exceeds its budget by more than
-0.5 MB. `--parts` adds what the first plan counted and what was measured, in MB.
+0.5 MB. `--parts` adds what the first plan counted and what was measured, in MB. With `--keep`, loops hold the model's
+outputs through backward and the next forward, and the budget is the one that is named for such loops.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -154,8 +156,7 @@ CASES: dict[str, Made] = {
 }
 
 
-def _loss_of(model: nn.Module, batch: Batch) -> torch.Tensor:
-    output = model(**batch)
+def _loss_of(output: Any) -> torch.Tensor:
     return output if isinstance(output, torch.Tensor) else output.loss
 
 
@@ -168,19 +169,20 @@ def _wrapped(make: Made, budget_bytes: float) -> tuple[nn.Module, Batch, Any]:
     return model, batch, model._memscale_executor
 
 
-def _smallest(make: Made) -> dict[str, Any]:
+def _smallest(make: Made, keep: bool) -> dict[str, Any]:
     try:
         _wrapped(make, 1e6)
     except BudgetInfeasibleError as error:
-        return {"budget": error.smallest_budget_bytes}
+        held = re.search(r"in the next forward, the smallest is ([\d.]+) MB", str(error)) if keep else None
+        return {"budget": error.smallest_budget_bytes if held is None else int(float(held[1]) * 1e6)}
     raise RuntimeError("1 MB was enough")
 
 
-def _apart(name: str, budget_bytes: int, threads: int) -> dict[str, Any]:
+def _apart(name: str, budget_bytes: int, threads: int, keep: bool) -> dict[str, Any]:
     """The smallest budget of a model if `budget_bytes` is 0, else a run under it. In a process of its own: a forked one
     has fewer resident pages of libraries than one that has loaded them."""
     command = [sys.executable, "-W", "ignore", __file__, "--child", name, "--budget", str(budget_bytes)]
-    command += ["--threads", str(threads)]
+    command += ["--threads", str(threads)] + (["--keep"] if keep else [])
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"{name} failed:\n{done.stderr[-2000:]}")
@@ -205,7 +207,7 @@ def _counted(executor: Any) -> dict[str, float]:
     return {name: round(number / 1e6, 1) for name, number in parts.items()}
 
 
-def _run(make: Made, budget_bytes: int) -> dict[str, Any]:
+def _run(make: Made, budget_bytes: int, keep: bool) -> dict[str, Any]:
     model, batch, executor = _wrapped(make, budget_bytes)
     counted, seen = _counted(executor), []
     finished = executor._planner.step_finished
@@ -218,7 +220,12 @@ def _run(make: Made, budget_bytes: int) -> dict[str, Any]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     _core.reset_peak_rss()
     for _ in range(_STEPS):
-        _loss_of(model, batch).backward()
+        output = model(**batch)
+        loss = _loss_of(output)
+        if not keep:
+            del output
+        loss.backward()
+        del loss
         optimizer.step()
         optimizer.zero_grad()
     peak = int(_core.process_memory()["peak_rss_bytes"])
@@ -230,19 +237,20 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", default=[], help="names of models")
     parser.add_argument("--parts", action="store_true", help="also what plans counted and steps took")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--keep", action="store_true", help="loops that hold a step's outputs")
     parser.add_argument("--child", default="", help=argparse.SUPPRESS)
     parser.add_argument("--budget", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.child:
         make = CASES[options.child]
-        print(json.dumps(_run(make, options.budget) if options.budget else _smallest(make)))
+        print(json.dumps(_run(make, options.budget, options.keep) if options.budget else _smallest(make, options.keep)))
         return 0
     over = near = 0
     print("| model | smallest budget MB | peak MB | below |\n|---|---|---|---|")
     for name in options.only or CASES:
-        budget = _apart(name, 0, options.threads)["budget"]
-        found = _apart(name, budget, options.threads)
+        budget = _apart(name, 0, options.threads, options.keep)["budget"]
+        found = _apart(name, budget, options.threads, options.keep)
         below = (budget - found["peak"]) / found["peak"]
         over += found["peak"] > budget + _OVER_MOST_BYTES
         near += abs(below) <= _NEAR

@@ -13,6 +13,8 @@
 
 /* A gain below this part of the smallest budget is not worth a line. */
 enum { WORTH_PERMILLE = 20 };
+/* Nor is a loop's part below this. */
+enum { LOOP_PERMILLE = 5 };
 
 enum { ELEMENT_BYTES = 4 };
 
@@ -170,6 +172,28 @@ static void suggest_all(refusal *r)
     (void)suggest_name(r, &own, &open, r->smallest_bytes, "mode=\"aggressive\" and every option but 8-bit state");
 }
 
+/* ---- the loop -------------------------------------------------------------------------------- */
+
+/* The smallest budget is that of the loop that holds least. Most loops hold more, so the reader is told of both. */
+static void suggest_loop(refusal *r)
+{
+    ms_graph holding = *r->graph;
+    uint64_t bytes = 0;
+    char text[240];
+    if (r->graph->loop.observed) {
+        return;
+    }
+    holding.loop.observed = holding.loop.outputs_held = true;
+    holding.loop.gradients_live_in_forward = holding.loop.gradients_cleared = true;
+    if (ms__pipeline_smallest(&holding, r->hardware, r->config, &bytes, NULL) == MS_OK &&
+        bytes > r->err->hint_bytes + ms__mul_div(r->err->hint_bytes, LOOP_PERMILLE, 1000)) {
+        snprintf(text, sizeof text,
+                 "; if the loop holds outputs in backward and gradients in the next forward, the smallest is %s",
+                 ms__text_bytes_up(bytes).text);
+        (void)suggest_append(r->err, text);
+    }
+}
+
 void ms__pipeline_suggest(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, ms_error *err)
 {
     refusal r = {.graph = graph, .hardware = hardware, .config = config, .err = err, .smallest_bytes = err->hint_bytes};
@@ -177,6 +201,7 @@ void ms__pipeline_suggest(const ms_graph *graph, const ms_hardware *hardware, co
     suggest_tiling(&r);
     suggest_optimizers(&r);
     suggest_all(&r);
+    suggest_loop(&r);
     bool moves = config->enable_offloading && config->mode != MS_MODE_CONSERVATIVE;
     if (moves && ms_rules_disk_cap(hardware, config) == 0) {
         (void)suggest_append(err, "; this run has no disk tier (disk_offload_dir)");

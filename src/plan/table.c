@@ -142,6 +142,15 @@ static void add_skip(ms__text *text, const ms_plan *plan)
     }
 }
 
+/* What the loop must free for the plan to hold. A plan for a loop that holds everything asks for nothing. */
+static void add_loop(ms__text *text, const ms_plan *plan)
+{
+    if (plan->entry_count > 0 && !plan->skipped && !plan->assumed_gradients_live) {
+        ms__text_add(text, "  loop        must free %sgradients before the next forward, or the peak is higher\n",
+                     plan->assumed_outputs_held ? "" : "outputs before backward and ");
+    }
+}
+
 char *ms_plan_table(const ms_plan *plan, const ms_hardware *hardware)
 {
     ms__text text = {0};
@@ -176,6 +185,7 @@ char *ms_plan_table(const ms_plan *plan, const ms_hardware *hardware)
         }
         ms__text_add(&text, "\n");
     }
+    add_loop(&text, plan);
     if (plan->step_options[MS_STEP_EXACT_LOSS_HEAD].rule == MS_RULE_LOSS_OUTSIDE) {
         ms__text_add(&text, "  loss        %s\n", ms_rule_text(MS_RULE_LOSS_OUTSIDE));
     }

@@ -252,9 +252,46 @@ static void a_shape_beyond_the_budget_gets_its_smallest_plan(void **state)
     ms_plan_free(plan);
     assert_ms_ok(ms_pipeline_beyond(longer, longer, f->hardware, &f->config, &plan, &line, &err), err);
     assert_null(strstr(line, "training began"));
+    assert_null(strstr(line, " less if ")); /* the loop is not known */
     ms_free(line);
     ms_plan_free(plan);
     ms_graph_free(longer);
+}
+
+/* Inputs of the first shape exceed the budget because of what the loop holds: the line says what to free. */
+static void a_loop_beyond_the_budget_is_told_what_it_holds(void **state)
+{
+    pipeline *f = *state;
+    ms_error err;
+    f->config.memory_budget_bytes = 100 * MIB;
+    for (int held = 0; held < 4; held++) {
+        ms_plan *plan = NULL;
+        char *line = NULL;
+        bool outputs = (held & 1) != 0, gradients = (held & 2) != 0;
+        f->graph->loop.observed = true;
+        f->graph->loop.outputs_held = outputs;
+        f->graph->loop.gradients_live_in_forward = f->graph->loop.gradients_cleared = gradients;
+        assert_ms_ok(ms_pipeline_beyond(f->graph, f->graph, f->hardware, &f->config, &plan, &line, &err), err);
+        assert_int_equal(strstr(line, " less if the model's outputs are freed before backward") != NULL, outputs);
+        assert_int_equal(strstr(line, " less if zero_grad() comes before the forward") != NULL, gradients);
+        ms_free(line);
+        ms_plan_free(plan);
+    }
+}
+
+/* A refusal names the smallest budget of the loop that holds least, and of the one that holds most. */
+static void a_refusal_names_both_loops(void **state)
+{
+    pipeline *f = *state;
+    ms_plan *plan = NULL;
+    ms_error err;
+    pipeline_return_logits(f);
+    f->config.memory_budget_bytes = 1;
+    assert_int_equal(ms_pipeline_plan(f->graph, f->hardware, &f->config, &plan, &err), MS_EINFEASIBLE);
+    assert_non_null(strstr(err.text, "in the next forward, the smallest is "));
+    f->graph->loop.observed = true;
+    assert_int_equal(ms_pipeline_plan(f->graph, f->hardware, &f->config, &plan, &err), MS_EINFEASIBLE);
+    assert_null(strstr(err.text, "in the next forward"));
 }
 
 int main(void)
@@ -271,6 +308,8 @@ int main(void)
         cmocka_unit_test(packed_masks_stay_within_the_budget),
         cmocka_unit_test_setup_teardown(a_shape_beyond_the_budget_gets_its_smallest_plan, pipeline_open,
                                         pipeline_close),
+        cmocka_unit_test_setup_teardown(a_loop_beyond_the_budget_is_told_what_it_holds, pipeline_open, pipeline_close),
+        cmocka_unit_test_setup_teardown(a_refusal_names_both_loops, pipeline_open, pipeline_close),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

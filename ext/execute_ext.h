@@ -138,7 +138,7 @@ static inline ms_execution *ms_ext_execution_of(PyObject *self)
 /* Methods of Execution in execute_hooks.c and execute_device.c; execute.c has their docstrings. */
 PyObject *ms_ext_set_device(PyObject *self, PyObject *args);
 PyObject *ms_ext_hooks_in_the_way(PyObject *self, PyObject *args);
-PyObject *ms_ext_forward_begins(PyObject *self, PyObject *known);
+PyObject *ms_ext_forward_begins(PyObject *self, PyObject *args);
 PyObject *ms_ext_enter_root(PyObject *self, PyObject *caller);
 PyObject *ms_ext_leave_root(PyObject *self, PyObject *failed);
 PyObject *ms_ext_in_root(PyObject *self, PyObject *args);
@@ -155,6 +155,8 @@ int ms_ext_identity_reset(ms_identity_set *set, size_t count);
 void ms_ext_identity_add(ms_identity_set *set, PyObject *tensor);
 /* storage_bytes(list): bytes of the tensors' distinct storages. */
 PyObject *ms_ext_storage_bytes(PyObject *module, PyObject *tensors);
+/* map_bytes(list): those of them in hostmem's maps. */
+PyObject *ms_ext_map_bytes(PyObject *module, PyObject *tensors);
 
 /* ---- GPUs: execute_device.c ------------------------------------------------------ */
 

@@ -1,8 +1,9 @@
 /*
- * Sets of storages, by identity: the residents of an execution, and storage_bytes(), which counts
- * each storage once. Open addressing; members are never removed.
+ * Sets of storages, by identity: the residents of an execution, and sums that count each storage once. Open addressing;
+ * members are never removed.
  */
 #include "execute_ext.h"
+#include "memscale/hostmem.h"
 
 static size_t identity_slot(const ms_identity_set *set, uintptr_t identity)
 {
@@ -60,19 +61,37 @@ void ms_ext_identity_add(ms_identity_set *set, PyObject *tensor)
     }
 }
 
-PyObject *ms_ext_storage_bytes(PyObject *module, PyObject *tensors)
+/* ---- bytes of lists of tensors -------------------------------------------------------- */
+
+/* All of a storage's. An exception is set if they are unknown. */
+static uint64_t bytes_of(PyObject *storage)
 {
-    (void)module;
+    PyObject *number = PyObject_CallFunctionObjArgs(ms_ext_torch()->nbytes, storage, NULL);
+    uint64_t bytes = number != NULL ? PyLong_AsUnsignedLongLong(number) : 0;
+    Py_XDECREF(number);
+    return bytes;
+}
+
+/* Those in a map of hostmem. */
+static uint64_t map_bytes_of(PyObject *storage)
+{
+    ms_hostmem_block block;
+    PyObject *number = PyObject_CallFunctionObjArgs(ms_ext_torch()->data_ptr, storage, NULL);
+    void *address = number != NULL ? PyLong_AsVoidPtr(number) : NULL;
+    Py_XDECREF(number);
+    PyErr_Clear(); /* a tensor without memory of its own has no address */
+    return address != NULL && ms_hostmem_find(address, &block) ? block.bytes : 0;
+}
+
+/* Sums over the tensors' storages, each of which counts once. */
+static PyObject *sum_storages(PyObject *tensors, const char *function, uint64_t (*bytes)(PyObject *storage))
+{
     ms_identity_set seen = {0};
     uint64_t total = 0;
     if (!PyList_Check(tensors)) {
-        PyErr_SetString(PyExc_TypeError, "storage_bytes: a list of tensors");
-        return NULL;
+        return PyErr_Format(PyExc_TypeError, "%s: a list of tensors", function);
     }
-    if (ms_ext_torch() == NULL) {
-        return NULL;
-    }
-    if (ms_ext_identity_reset(&seen, (size_t)PyList_Size(tensors)) != 0) {
+    if (ms_ext_torch() == NULL || ms_ext_identity_reset(&seen, (size_t)PyList_Size(tensors)) != 0) {
         return NULL;
     }
     for (Py_ssize_t i = 0; i < PyList_Size(tensors); i++) {
@@ -81,14 +100,23 @@ PyObject *ms_ext_storage_bytes(PyObject *module, PyObject *tensors)
         size_t before = seen.count;
         PyObject *tensor = PyList_GetItem(tensors, i);
         ms_ext_identity_add(&seen, tensor);
-        if (seen.count == before || ms_ext_storage_of(tensor, &storage, &identity) != 0) {
-            continue;
+        if (seen.count > before && ms_ext_storage_of(tensor, &storage, &identity) == 0) {
+            total += bytes(storage);
+            Py_DECREF(storage);
         }
-        PyObject *bytes = PyObject_CallFunctionObjArgs(ms_ext_torch()->nbytes, storage, NULL);
-        total += bytes != NULL ? PyLong_AsUnsignedLongLong(bytes) : 0;
-        Py_XDECREF(bytes);
-        Py_DECREF(storage);
     }
     ms_free(seen.items);
     return PyErr_Occurred() == NULL ? PyLong_FromUnsignedLongLong(total) : NULL;
+}
+
+PyObject *ms_ext_storage_bytes(PyObject *module, PyObject *tensors)
+{
+    (void)module;
+    return sum_storages(tensors, "storage_bytes", bytes_of);
+}
+
+PyObject *ms_ext_map_bytes(PyObject *module, PyObject *tensors)
+{
+    (void)module;
+    return sum_storages(tensors, "map_bytes", map_bytes_of);
 }

@@ -221,11 +221,12 @@ const ms_execute_host ms_ext_host = {
     .lock = host_lock,
 };
 
-PyObject *ms_ext_forward_begins(PyObject *self, PyObject *known)
+PyObject *ms_ext_forward_begins(PyObject *self, PyObject *args)
 {
-    uint64_t known_bytes;
-    if (ms_ext_u64(known, "known_bytes", &known_bytes) != 0) {
+    unsigned long long known_bytes, state_bytes;
+    if (!PyArg_ParseTuple(args, "KK:forward_begins", &known_bytes, &state_bytes)) {
         return NULL;
     }
-    return PyLong_FromUnsignedLongLong(ms_execute_forward_begins(ms_ext_execution_of(self)->execute, known_bytes));
+    ms_execute *execute = ms_ext_execution_of(self)->execute;
+    return PyLong_FromUnsignedLongLong(ms_execute_forward_begins(execute, known_bytes, state_bytes));
 }

@@ -48,8 +48,8 @@ class Execution:
         """Resident bytes before the evaluation and at its peak; None if no evaluation has begun."""
     def expect_backward(self) -> bool:
         """Announces a backward_begins() for the forward that just ended. False: that call is not needed."""
-    def forward_begins(self, known_bytes: int, /) -> int:
-        """Bytes of maps, those known aside, beyond what earlier steps began with."""
+    def forward_begins(self, known_bytes: int, state_bytes: int, /) -> int:
+        """Bytes of maps beyond what earlier steps began with, those given aside."""
     def held_layers(self) -> list[str]:
         """Layers that hold() or a failed comparison stopped recomputing."""
     def hold(self, layer: int, /) -> None:
@@ -643,6 +643,9 @@ def loss_scale_default() -> tuple[float, int]:
 
 def loss_scale_update(scale: float, finite_steps: int, is_finite: bool, /) -> tuple[float, int]:
     """The loss scale and count of finite steps after an optimizer's step."""
+
+def map_bytes(tensors: list[torch.Tensor], /) -> int:
+    """Bytes of hostmem's maps that hold the tensors."""
 
 def memory_beside_tensors() -> int:
     """Resident bytes of this process beside its tensors."""

@@ -212,15 +212,15 @@ bool ms_execute_boundary(ms_execute *execute, ms_boundary boundary, uint64_t *st
 /* The state of optimizers and what the loop holds are there from the second step on. */
 enum { FIRST_STARTS = 2 };
 
-uint64_t ms_execute_forward_begins(ms_execute *execute, uint64_t known_bytes)
+uint64_t ms_execute_forward_begins(ms_execute *execute, uint64_t known_bytes, uint64_t state_bytes)
 {
     if (execute->backward_begun) {
         return 0;
     }
     if (execute->forward_done) {
-        return ms__step_memory_pending(&execute->watch, known_bytes);
+        return ms__step_memory_pending(&execute->watch, known_bytes, state_bytes);
     }
-    return ms__step_memory_more(&execute->watch, known_bytes, execute->steps < FIRST_STARTS);
+    return ms__step_memory_more(&execute->watch, known_bytes, state_bytes, execute->steps < FIRST_STARTS);
 }
 
 void ms_execute_evaluation_begins(ms_execute *execute)

@@ -171,6 +171,7 @@ typedef struct ms__step_watch {
     uint64_t step_peak_held_bytes; /* the same of maps */
     uint64_t before_evaluation_bytes;
     uint64_t start_bytes; /* most live maps that a step began with, beside known tensors */
+    uint64_t state_bytes; /* of optimizers, at the last forward that began a step */
     uint64_t pending_bytes; /* most that lived beyond these when a later forward of a step began */
     bool is_evaluating;
     uint64_t device_mark_bytes; /* high-water mark of a GPU's allocator at the last boundary; UINT64_MAX: a CPU host */
@@ -249,9 +250,9 @@ void ms__step_memory_end(ms__step_watch *watch, ms_step_memory *memory);
 void ms__step_memory_pause(ms__step_watch *watch);
 bool ms__step_memory_resume(ms__step_watch *watch, ms_evaluation_memory *memory);
 /* Live maps beyond those that earlier steps began with; a step of `is_first` sets the measure. */
-uint64_t ms__step_memory_more(ms__step_watch *watch, uint64_t known_bytes, bool is_first);
+uint64_t ms__step_memory_more(ms__step_watch *watch, uint64_t known_bytes, uint64_t state_bytes, bool is_first);
 /* Live maps that the step's earlier forwards hold for their backward, less the most that was returned before. */
-uint64_t ms__step_memory_pending(ms__step_watch *watch, uint64_t known_bytes);
+uint64_t ms__step_memory_pending(ms__step_watch *watch, uint64_t known_bytes, uint64_t state_bytes);
 
 /* table.c */
 void ms__table_clear(ms_execute *execute);

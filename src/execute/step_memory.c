@@ -135,19 +135,19 @@ bool ms__step_memory_resume(ms__step_watch *watch, ms_evaluation_memory *memory)
 /* Less is not worth a new plan. */
 static const uint64_t least_more_bytes = 1 << 20;
 
-/* Bytes of live maps beside those known; false if maps are not counted. */
-static bool other_bytes(const ms__step_watch *watch, uint64_t known_bytes, uint64_t *bytes)
+/* Bytes of live maps beside those known and those of optimizers; false if maps are not counted. */
+static bool other_bytes(const ms__step_watch *watch, uint64_t known_bytes, uint64_t state_bytes, uint64_t *bytes)
 {
     ms_hostmem_stats stats;
     ms_hostmem_get_stats(&stats);
-    *bytes = ms__sub_sat(stats.live_bytes, known_bytes);
+    *bytes = ms__sub_sat(ms__sub_sat(stats.live_bytes, known_bytes), state_bytes);
     return watch->device_now_bytes == UINT64_MAX && stats.means == MS_HOSTMEM_SLOTS;
 }
 
-uint64_t ms__step_memory_pending(ms__step_watch *watch, uint64_t known_bytes)
+uint64_t ms__step_memory_pending(ms__step_watch *watch, uint64_t known_bytes, uint64_t state_bytes)
 {
     uint64_t others;
-    if (!other_bytes(watch, known_bytes, &others)) {
+    if (!other_bytes(watch, known_bytes, state_bytes, &others)) {
         return 0;
     }
     uint64_t pending = ms__sub_sat(others, watch->start_bytes);
@@ -159,12 +159,17 @@ uint64_t ms__step_memory_pending(ms__step_watch *watch, uint64_t known_bytes)
     return more;
 }
 
-uint64_t ms__step_memory_more(ms__step_watch *watch, uint64_t known_bytes, bool is_first)
+uint64_t ms__step_memory_more(ms__step_watch *watch, uint64_t known_bytes, uint64_t state_bytes, bool is_first)
 {
     uint64_t others;
-    if (!other_bytes(watch, known_bytes, &others)) {
+    if (!other_bytes(watch, known_bytes, state_bytes, &others)) {
         return 0;
     }
+    if (state_bytes > watch->state_bytes) {
+        /* An optimizer is known from its first step on: until then, state that it had counted among the others. */
+        watch->start_bytes = ms__min_u64(watch->start_bytes, others);
+    }
+    watch->state_bytes = state_bytes;
     uint64_t more = ms__sub_sat(others, watch->start_bytes);
     if (!is_first && more < least_more_bytes) {
         return 0;

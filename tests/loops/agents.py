@@ -91,7 +91,7 @@ class _SharedBody(nn.Module):
         return action, odds.log_prob(action), odds.entropy(), self.value(hidden)[:, 0]
 
 
-@loop(90)
+@loop(100)
 def shared_policy(run: Run) -> None:
     """Minibatches of a rollout, the last one smaller; the clipped objective."""
     net = run.wrap(_SharedBody())

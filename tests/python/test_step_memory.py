@@ -73,3 +73,54 @@ def test_the_mark_is_left_alone_and_smaller_steps_are_still_told():
     # A quarter of the batch: the step stays far below the mark of the earlier steps.
     assert seen[3]["peak_bytes"] < 0.9 * marks[3]
     assert seen[4]["peak_bytes"] == pytest.approx(seen[2]["peak_bytes"], rel=0.03, abs=8e6)
+
+
+HOLDING = textwrap.dedent(
+    """
+    import copy, sys
+    import torch, memscale
+
+    how = sys.argv[1]
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    MEGABYTE = 1_000_000
+
+    class Pair(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = torch.nn.Linear(1024, 1024), torch.nn.Linear(1024, 1024)
+
+        def forward(self, x, both):
+            return self.second(self.first(x)) if both else self.second(x)
+
+    model = Pair()
+    of_first, of_second = (torch.optim.Adam(part.parameters()) for part in (model.first, model.second))
+
+    def iteration():
+        for optimizer, both in ((of_second, False), (of_first, True)):
+            model.zero_grad()
+            model(torch.randn(64, 1024), both).square().mean().backward()
+            optimizer.step()
+
+    if how != "begun":
+        iteration()
+    memscale.wrap(model, memscale.Config(memory_budget_gb=16.0))
+    planner = model._memscale_executor._planner
+    told, holds_more = [], planner.holds_more
+    planner.holds_more = lambda more_bytes, pending: told.append(more_bytes) or holds_more(more_bytes, pending)
+    if how == "loaded":
+        for optimizer in (of_first, of_second):
+            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for number in range(4):
+        iteration()
+        if number == 2:
+            script = torch.zeros(20 * MEGABYTE // 4)
+    print(sum(told) // MEGABYTE)
+    """
+)
+
+
+@pytest.mark.parametrize("how", ["begun", "resumed", "loaded"])
+def test_optimizers_state_is_not_what_the_script_holds(how: str) -> None:
+    """Each optimizer's state takes 8.4 MB, and the plan counts it. Only the script's own tensor is told."""
+    assert run_python("-c", HOLDING, how, check=True).stdout.strip() == "20"

@@ -29,6 +29,7 @@ class StepWatch:
         self._outputs: list[weakref.ref[torch.Tensor]]
         self._last_outputs: list[weakref.ref[torch.Tensor]]
         self.more_bytes: int
+        self._state_bytes: int
         self._outputs_held: bool | None
         self._gradients_live: bool | None
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer]
@@ -48,6 +49,7 @@ class StepWatch:
         """Discards every observation."""
         self._outputs = self._last_outputs = []
         self.more_bytes = 0  # of tensors that the forward under way found beyond those of earlier steps
+        self._state_bytes = 0  # in maps, of the optimizers that have stepped
         self._outputs_held = None
         self._gradients_live = None
         self._optimizers = weakref.WeakSet()
@@ -67,7 +69,8 @@ class StepWatch:
         self._look_at_outputs()
         gradients = [p.grad for p in model.parameters() if p.is_leaf and p.grad is not None]
         outputs = [tensor for output in self._last_outputs if (tensor := output()) is not None]
-        self.more_bytes = self._core.forward_begins(_core.storage_bytes([*batch, *gradients, *outputs]))
+        known_bytes = _map_bytes([*batch, *gradients, *outputs])
+        self.more_bytes = self._core.forward_begins(known_bytes, self._state_bytes)
         self._outputs = []
         were_live = self._gradients_live
         if self._forwards:
@@ -172,7 +175,9 @@ class StepWatch:
             # If gradients are released, only the optimizer knows which backward is the last.
             sums = self._sums and not any(_says(optimizer, "_releases_now") for optimizer in optimizers)
             seen["gradients_needed"] = sums or any(_says(optimizer, "_needed_gradients") for optimizer in optimizers)
-            seen["optimizer_state_bytes"] = sum(map(_state_bytes, optimizers))
+            state = [tensor for optimizer in optimizers for tensor in state_tensors(optimizer)]
+            self._state_bytes = _map_bytes(state)
+            seen["optimizer_state_bytes"] = _core.storage_bytes(state) + sum(map(_moved_state_bytes, optimizers))
         self.has_new_optimizer = False
         return seen
 
@@ -213,6 +218,12 @@ def _says(optimizer: torch.optim.Optimizer, name: str) -> bool:
     return method is not None and method()
 
 
-def _state_bytes(optimizer: torch.optim.Optimizer) -> int:
-    moved = getattr(optimizer, "_planned_bytes", None)  # state that a plan moved away counts, too
-    return _core.storage_bytes(state_tensors(optimizer)) + (moved() if moved is not None else 0)
+def _map_bytes(tensors: list[torch.Tensor]) -> int:
+    """Bytes in maps of the allocator. A rank holds its part of a tensor that is divided among ranks."""
+    return _core.map_bytes([getattr(tensor, "_local_tensor", tensor) for tensor in tensors])
+
+
+def _moved_state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of the state that a plan moved away, which is still the optimizer's."""
+    moved = getattr(optimizer, "_planned_bytes", None)
+    return 0 if moved is None else moved()

@@ -35,7 +35,8 @@ static PyObject *plan_beyond(PyObject *module, PyObject *args)
 {
     (void)module;
     const char *graph, *first, *hardware, *config;
-    if (!PyArg_ParseTuple(args, "ssss:plan_beyond", &graph, &first, &hardware, &config)) {
+    unsigned long long held_bytes, waiting;
+    if (!PyArg_ParseTuple(args, "ssssKK:plan_beyond", &graph, &first, &hardware, &config, &held_bytes, &waiting)) {
         return NULL;
     }
     ms_ext_documents d = {0}, of_first = {0};
@@ -48,7 +49,8 @@ static PyObject *plan_beyond(PyObject *module, PyObject *args)
         rc = ms_ext_documents_parse(&of_first, first, hardware, config, NULL, &err);
     }
     if (rc == MS_OK) {
-        rc = ms_pipeline_beyond(d.graph, of_first.graph, d.hardware, &d.config, &plan, &line, &err);
+        ms_beyond beyond = {d.graph, of_first.graph, held_bytes, waiting};
+        rc = ms_pipeline_beyond(&beyond, d.hardware, &d.config, &plan, &line, &err);
     }
     if (ms_ext_check(rc, &err) == 0) {
         answer = Py_BuildValue("(NN)", ms_ext_take_text(ms_plan_to_json(plan)), ms_ext_take_text(line));
@@ -87,9 +89,11 @@ static PyMethodDef methods[] = {
         "plan_evaluation", plan_evaluation, METH_VARARGS, "config, before_bytes, peak_bytes, rows, /",
         "(str, int, int, int) -> str | None",
         "The warning about forwards without gradients whose peak was `peak_bytes`; None if within the budget."),
-    MS_EXT_FUNCTION("plan_beyond", plan_beyond, METH_VARARGS, "graph, first_graph, hardware, config, /",
-                    "(str, str, str, str) -> tuple[str, str]",
-                    "The smallest plan for a shape that no plan fits into the budget, and the warning about it."),
+    MS_EXT_FUNCTION("plan_beyond", plan_beyond, METH_VARARGS,
+                    "graph, first_graph, hardware, config, held_bytes, waiting_forwards, /",
+                    "(str, str, str, str, int, int) -> tuple[str, str]",
+                    "The smallest plan for a step that no plan fits into the budget, and the warning about it: "
+                    "`held_bytes` are what the script came to hold, or what waiting forwards hold."),
     MS_EXT_FUNCTION("plan_again", plan_again, METH_VARARGS, "graph, hardware, config, plan, /",
                     "(str, str, str, str) -> str | None",
                     "The plan's choices with the figures of corrected documents; None if another plan is due."),

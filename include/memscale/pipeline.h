@@ -116,13 +116,21 @@ MS_API int ms_pipeline_agree(const ms_hardware *const *hardware, const ms_config
                              uint32_t local_count, ms_hardware *agreed_hardware, ms_config *agreed_config,
                              ms_error *err);
 
+/* A step that no plan fits into the budget. */
+typedef struct ms_beyond {
+    const ms_graph *graph;
+    const ms_graph *first;     /* of the shape that training began with; `graph` itself if it is that one */
+    uint64_t held_bytes;       /* that the script came to hold, or that its waiting forwards hold */
+    uint64_t waiting_forwards; /* of the step under way, for their backward */
+} ms_beyond;
+
 /*
- * The smallest plan for a shape for which no plan fits the budget, after training began with the shape of `first`
- * (`graph` itself if it began with this one). *line names both shapes, the bytes over budget and the longest size that fits; free it with ms_free(). On failure
- * neither is set. Tests: tests/c/pipeline/test_pipeline.c.
+ * The smallest plan for it. *line names the shape, the bytes over the budget and the cause: another shape, with the
+ * longest size that fits, or what the loop holds; free it with ms_free(). On failure neither is set. Tests:
+ * tests/c/pipeline/test_pipeline.c.
  */
-MS_API int ms_pipeline_beyond(const ms_graph *graph, const ms_graph *first, const ms_hardware *hardware,
-                              const ms_config *config, ms_plan **plan, char **line, ms_error *err);
+MS_API int ms_pipeline_beyond(const ms_beyond *beyond, const ms_hardware *hardware, const ms_config *config,
+                              ms_plan **plan, char **line, ms_error *err);
 
 /* Restricts a configuration to techniques that work with parameters sharded and gathered layer by layer
  * (FSDP). */

@@ -680,8 +680,18 @@ def outlook(graph: str, hardware: str, config: str, is_absent: bool, /) -> str:
 def plan_again(graph: str, hardware: str, config: str, plan: str, /) -> str | None:
     """The plan's choices with the figures of corrected documents; None if another plan is due."""
 
-def plan_beyond(graph: str, first_graph: str, hardware: str, config: str, /) -> tuple[str, str]:
-    """The smallest plan for a shape that no plan fits into the budget, and the warning about it."""
+def plan_beyond(
+    graph: str,
+    first_graph: str,
+    hardware: str,
+    config: str,
+    held_bytes: int,
+    waiting_forwards: int,
+    /,
+) -> tuple[str, str]:
+    """The smallest plan for a step that no plan fits into the budget, and the warning about it: `held_bytes` are what
+    the script came to hold, or what waiting forwards hold.
+    """
 
 def plan_by_policy(
     graph: str,

@@ -191,7 +191,9 @@ void ms_graph_adopt_loop(ms_graph *graph, const ms_graph *other)
     graph->loop.outputs_held = other->loop.outputs_held;
     graph->loop.gradients_live_in_forward = other->loop.gradients_live_in_forward;
     graph->loop.gradients_cleared = other->loop.gradients_cleared;
-    graph->loop.optimizer_state_bytes = other->loop.optimizer_state_bytes;
+    if (graph->residents.trainable_bytes == other->residents.trainable_bytes) {
+        graph->loop.optimizer_state_bytes = other->loop.optimizer_state_bytes;
+    }
     graph->loop.pending_forwards = other->loop.pending_forwards;
     graph->loop.gradients_released = other->loop.gradients_released;
     graph->loop.gradients_needed = other->loop.gradients_needed;

@@ -48,21 +48,21 @@ static uint64_t longest_size(uint64_t first_size, uint64_t later_size, uint64_t 
     return first_size + ms__mul_div(budget - first_need, later_size - first_size, later_need - first_need);
 }
 
-/* The shape, the one that training began with, and the smallest budget of each. */
-typedef struct beyond {
-    const ms_graph *graph, *first;
+/* A step, and the smallest budgets of its shape and of the one that training began with. */
+typedef struct refused_step {
+    ms_beyond step;
     const ms_hardware *hardware;
     const ms_config *config;
     uint64_t need, first_need;
-} beyond;
+} refused_step;
 
-static void add_first_shape(ms__text *text, const beyond *b)
+static void add_first_shape(ms__text *text, const refused_step *r)
 {
-    uint64_t first_size = 0, later_size = 0;
-    ms__text_add(text, "; training began with %.200s", b->first->signature);
-    if (differing_size(b->first->signature, b->graph->signature, &first_size, &later_size)) {
-        uint64_t budget = b->config->memory_budget_bytes;
-        uint64_t size = longest_size(first_size, later_size, b->first_need, b->need, budget);
+    const char *first = r->step.first->signature, *later = r->step.graph->signature;
+    uint64_t first_size = 0, later_size = 0, budget = r->config->memory_budget_bytes;
+    ms__text_add(text, "; training began with %.200s", first);
+    if (differing_size(first, later, &first_size, &later_size)) {
+        uint64_t size = longest_size(first_size, later_size, r->first_need, r->need, budget);
         if (size > 0) {
             ms__text_add(text, "; the longest that fits is about %llu instead of %llu", (unsigned long long)size,
                          (unsigned long long)later_size);
@@ -71,64 +71,85 @@ static void add_first_shape(ms__text *text, const beyond *b)
 }
 
 /* Adds by how much `loop` would need less. */
-static void add_less(ms__text *text, const beyond *b, ms_loop loop, const char *how)
+static void add_less(ms__text *text, const refused_step *r, ms_loop loop, const char *how)
 {
-    ms_graph freeing = *b->graph;
+    ms_graph freeing = *r->step.graph;
     uint64_t need = 0;
     freeing.loop = loop;
-    if (ms__pipeline_smallest(&freeing, b->hardware, b->config, &need, NULL) == MS_OK && need < b->need) {
-        ms__text_add(text, "; %s less if %s", ms__text_bytes(b->need - need).text, how);
+    if (ms__pipeline_smallest(&freeing, r->hardware, r->config, &need, NULL) == MS_OK && need < r->need) {
+        ms__text_add(text, "; %s less if %s", ms__text_bytes(r->need - need).text, how);
     }
 }
 
 /* What the observed loop holds and another need not. Gradients that are added up can't be given up. */
-static void add_held_by_loop(ms__text *text, const beyond *b)
+static void add_held_by_loop(ms__text *text, const refused_step *r)
 {
-    const ms_loop *held = &b->graph->loop;
+    const ms_loop *held = &r->step.graph->loop;
     ms_loop loop = *held;
     if (held->observed && held->outputs_held) {
         loop.outputs_held = false;
-        add_less(text, b, loop, "the model's outputs are freed before backward");
+        add_less(text, r, loop, "the model's outputs are freed before backward");
     }
     if (held->observed && held->gradients_live_in_forward && held->gradients_cleared) {
         loop = *held;
         loop.gradients_live_in_forward = loop.gradients_cleared = false;
-        add_less(text, b, loop, "zero_grad() comes before the forward");
+        add_less(text, r, loop, "zero_grad() comes before the forward");
     }
 }
 
-static char *beyond_line(const beyond *b)
+static void add_held_by_script(ms__text *text, const ms_beyond *step)
+{
+    const char *held = ms__text_bytes(step->held_bytes).text;
+    if (step->waiting_forwards > 0) {
+        ms__text_add(text, "; forwards that wait for their backward hold %s", held);
+    } else if (step->held_bytes > 0) {
+        ms__text_add(text, "; the script holds %s more than when training began", held);
+    }
+}
+
+static void add_trained(ms__text *text, const ms_beyond *step)
+{
+    uint64_t first = step->first->residents.trainable_bytes, now = step->graph->residents.trainable_bytes;
+    if (now > first) {
+        ms__text_add(text, "; %s of parameters are trained", ms__text_bytes(now).text);
+        ms__text_add(text, " instead of %s when training began", ms__text_bytes(first).text);
+    }
+}
+
+static char *beyond_line(const refused_step *r)
 {
     ms__text text = {0};
-    uint64_t over = ms__sub_sat(b->need, b->config->memory_budget_bytes);
+    uint64_t over = ms__sub_sat(r->need, r->config->memory_budget_bytes);
     ms__text_add(&text, "inputs %.200s need %s, %s over the budget, and run under the smallest plan",
-                 b->graph->signature, ms__text_bytes(b->need).text, ms__text_bytes_up(over).text);
-    if (strcmp(b->first->signature, b->graph->signature) != 0) {
-        add_first_shape(&text, b);
+                 r->step.graph->signature, ms__text_bytes(r->need).text, ms__text_bytes_up(over).text);
+    if (strcmp(r->step.first->signature, r->step.graph->signature) != 0) {
+        add_first_shape(&text, r);
     } else {
-        add_held_by_loop(&text, b);
+        add_held_by_loop(&text, r);
     }
+    add_trained(&text, &r->step);
+    add_held_by_script(&text, &r->step);
     return ms__text_take(&text);
 }
 
-int ms_pipeline_beyond(const ms_graph *graph, const ms_graph *first, const ms_hardware *hardware,
-                       const ms_config *config, ms_plan **plan, char **line, ms_error *err)
+int ms_pipeline_beyond(const ms_beyond *beyond, const ms_hardware *hardware, const ms_config *config, ms_plan **plan,
+                       char **line, ms_error *err)
 {
-    beyond b = {.graph = graph, .first = first, .hardware = hardware, .config = config};
+    refused_step refused = {.step = *beyond, .hardware = hardware, .config = config};
     ms_config wanted = *config;
     ms_plan *made = NULL;
-    int rc = ms__pipeline_smallest(first, hardware, config, &b.first_need, err);
+    int rc = ms__pipeline_smallest(beyond->first, hardware, config, &refused.first_need, err);
     if (rc == MS_OK) {
-        rc = ms__pipeline_smallest(graph, hardware, config, &b.need, err);
+        rc = ms__pipeline_smallest(beyond->graph, hardware, config, &refused.need, err);
     }
     if (rc == MS_OK) {
-        wanted.memory_budget_bytes = b.need;
-        rc = ms__pipeline_plan(graph, hardware, &wanted, &made, err);
+        wanted.memory_budget_bytes = refused.need;
+        rc = ms__pipeline_plan(beyond->graph, hardware, &wanted, &made, err);
     }
     if (rc != MS_OK) {
         return rc;
     }
-    *line = beyond_line(&b);
+    *line = beyond_line(&refused);
     if (*line == NULL) {
         ms_plan_free(made);
         return ms_fail(err, MS_ENOMEM, "beyond: out of memory");

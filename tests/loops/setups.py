@@ -115,3 +115,17 @@ def trainer_evaluates(run: Run) -> None:
         trainer.train()
     run.note(*(entry["loss"] for entry in trainer.state.log_history if "loss" in entry))
     run.note(*(parameter for parameter in model.parameters()))
+
+
+@loop(150, is_quick=True)
+def unfreezing(run: Run) -> None:
+    """Half of the layers are trained at first, then all, with another optimizer."""
+    model = CharModel(depth=6)
+    frozen = [parameter for block in model.blocks[:3] for parameter in block.parameters()]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    model = run.wrap(model)
+    _steps(run, model, range(4))
+    for parameter in frozen:
+        parameter.requires_grad_(True)
+    _steps(run, model, range(4))

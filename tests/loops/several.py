@@ -156,3 +156,17 @@ def one_loss_of_two_forwards(run: Run) -> None:
         run.note(loss, *[parameter.grad for parameter in model.parameters()])
         optimizer.step()
     run.note(*model.parameters())
+
+
+@loop(100, r"forwards that wait for their backward hold .* MB", may_pass=True, is_quick=True, plans_most=4)
+def two_views(run: Run) -> None:
+    """A contrastive loss of two forwards, under a budget that does for one."""
+    model = run.wrap(CharModel(depth=4))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for _ in range(4):
+        one, other = (model(words_batch(16, 256)[0])[0].mean(1) for _ in range(2))
+        loss = functional.cross_entropy(one @ other.T, torch.arange(16))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        run.note(loss)

@@ -74,10 +74,9 @@ def test_gradients_of_gradients_beyond_the_budget_say_so_once() -> None:
     """No trace contains the second graph, so the first step's peak exceeds the budget; no plan needs less."""
     lines = _lines("wrapped")
     assert _values(lines) == _values(_lines("plain"))
-    refusals = [line for line in lines if line.startswith("WARNING") and _REFUSED in line]
-    assert len(refusals) in (1, 2), refusals  # for the loop at the first step, for the peak at the next
-    named = [int(re.search(r"\((\d+) bytes\)", line)[1]) for line in refusals]
-    assert max(named) < 1.5 * min(named)
+    warnings = [line for line in lines if line.startswith("WARNING")]
+    assert len(warnings) == 1, warnings
+    assert re.search(r"need .* MB, .* MB over the budget, and run under the smallest plan", warnings[0])
 
 
 def test_a_refused_plan_is_no_matter_for_the_user_while_steps_keep_the_budget() -> None:

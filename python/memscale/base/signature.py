@@ -6,6 +6,7 @@ Graphs and plans are stored under these names, and `ms_signature_covers()` in C 
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,9 +14,17 @@ import torch
 
 from ..device import AUTOCAST_KINDS, kind_of
 
-__all__ = ["describe_arguments", "input_signature", "is_full_mask", "is_unread_mask", "resized_arguments"]
+__all__ = [
+    "TrainedParameters",
+    "describe_arguments",
+    "input_signature",
+    "is_full_mask",
+    "is_unread_mask",
+    "resized_arguments",
+]
 
 _SIZES = re.compile(r"\[([\d,]*)\]")
+_LETTERS = str.maketrans("0123456789", "ghijklmnop")  # numbers may be left out of a signature
 
 
 def input_signature(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -23,6 +32,25 @@ def input_signature(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[
     shapes, dtypes and plain values of the arguments, and autocast."""
     mode = "train" if model.training else "eval"
     return f"{mode}: {describe_arguments(args, kwargs)}"
+
+
+class TrainedParameters:
+    """Which parameters of a model are trained. A script may unfreeze layers, or freeze one part while it trains the
+    other: the same inputs then leave other tensors for backward."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._first = _trained(model)
+
+    def mark(self, model: torch.nn.Module) -> str:
+        """The end of a signature: "" while the same parameters are trained as at first."""
+        trained = _trained(model)
+        if trained == self._first:
+            return ""
+        return f",trained={zlib.crc32(bytes(trained)):x}".translate(_LETTERS)
+
+
+def _trained(model: torch.nn.Module) -> list[bool]:
+    return [parameter.requires_grad for parameter in model.parameters()]
 
 
 def describe_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:

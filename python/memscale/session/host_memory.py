@@ -57,6 +57,12 @@ class HostMemory:
             self._last_steps = (seen["peak_bytes"], seen["peak_held_bytes"]), self._last_steps[0]
             self._set_ceiling()
 
+    def step_begins(self) -> None:
+        """The step begins under a new plan, whose limit has shrunk the cache: the peak of the step is measured without
+        what the last step had left there."""
+        if self._end is not None:
+            _core.hostmem_reset_peak()
+
     def _set_ceiling(self) -> None:
         if self._end is not None and self._plan is not None:
             plan, smaller_inputs = self._plan

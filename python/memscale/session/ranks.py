@@ -173,8 +173,15 @@ class RankedSession(Session):
         self._wanted = super().holds_more(more_bytes, pending_forwards) or self._wanted
         return None
 
-    def _put_smallest(self, signature: str) -> ExecutionPlan | None:
+    def _put_smallest(self, signature: str, waiting_forwards: int) -> ExecutionPlan | None:
         """None: the plan that the ranks agreed on stays in force."""
+        return None
+
+    def _go_on(self, signature: str, waiting_forwards: int = 0) -> ExecutionPlan | None:
+        """As in `Session`. Sharded parameters have the smallest plan already, see `_smallest()`."""
+        if not self._is_sharded:
+            return super()._go_on(signature, waiting_forwards)
+        self._tell_refusal()
         return None
 
     def layers_held(self, names: list[str]) -> ExecutionPlan | None:

@@ -428,15 +428,23 @@ class Session:
             first = self._graphs.get(self._first or "", graph if self._has_run else None)
             if self.config.strict_budget or self._has_sample or first is None or self._first == signature:
                 raise
-            plan, line = _core.plan_beyond(graph, first, self.hardware_json, self._planned_for)
-            if self._told_beyond:
-                log_detail(line)
-            else:
-                _log.warning("%s", line)
-            self._told_beyond = True
             self._beyond.add(signature)
-            return plan
+            return self._smallest_plan(graph, first)
         self._first = self._first or signature
+        return plan
+
+    def _smallest_plan(self, graph: str, first: str, waiting_forwards: int = 0) -> str:
+        """The smallest plan as JSON, for a step that no plan fits, with one warning per run. `first`: the graph of the
+        shape that training began with."""
+        held_bytes = self._pending[0] if waiting_forwards else self._more_bytes
+        plan, line = _core.plan_beyond(
+            graph, first, self.hardware_json, self._planned_for, held_bytes, waiting_forwards
+        )
+        if self._told_beyond:
+            log_detail(line)
+        else:
+            _log.warning("%s", line)
+        self._told_beyond = True
         return plan
 
     def evaluation_ended(self, before_bytes: int, peak_bytes: int, rows: int) -> None:
@@ -631,8 +639,10 @@ class Session:
         if drift != "none" or was_pending:
             self._graphs[signature] = graph
             plan = self._plan_again(signature)
-        if is_over:
-            self._tell_refusal()
+        if is_over and self._refusal:
+            plan = self._go_on(signature)
+        if plan is not None:
+            self.host_memory.step_begins()
         return plan
 
     def holds_more(self, more_bytes: int, pending_forwards: int) -> ExecutionPlan | None:
@@ -649,7 +659,7 @@ class Session:
         self.hardware_json = _core.hardware_grow_by(self.hardware_json, 0, more_bytes)
         same = self._refreshed(signature, self._plans[signature])
         if same is None:
-            return self._plan_again(signature) or self._put_smallest(signature)
+            return self._plan_again(signature) or self._put_smallest(signature, pending_forwards)
         self._plans[signature] = same
         return self._plan(signature)
 
@@ -666,11 +676,15 @@ class Session:
         self._graphs = {key: _core.graph_pend(graph, forwards) for key, graph in self._graphs.items()}
         return True
 
-    def _put_smallest(self, signature: str) -> ExecutionPlan | None:
+    def _put_smallest(self, signature: str, waiting_forwards: int) -> ExecutionPlan | None:
         """The smallest plan, in place of one that the step under way can't have."""
-        text, _ = _core.plan_beyond(
-            self._graphs[signature], self._graphs[signature], self.hardware_json, self._planned_for
-        )
+        return self._go_on(signature, waiting_forwards)
+
+    def _go_on(self, signature: str, waiting_forwards: int = 0) -> ExecutionPlan | None:
+        """No plan fits any more: the run goes on under the smallest."""
+        self._refusal = ""
+        graph = self._graphs[signature]
+        text = self._smallest_plan(graph, graph, waiting_forwards)
         del self._plans[signature]
         return self._put_plan(signature, text)
 

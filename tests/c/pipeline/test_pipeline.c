@@ -228,6 +228,12 @@ static void the_cache_gets_a_margin_if_the_budget_has_room(void **state)
     }
 }
 
+static void plan_beyond(const pipeline *f, const ms_beyond *step, ms_plan **plan, char **line)
+{
+    ms_error err = {0};
+    assert_ms_ok(ms_pipeline_beyond(step, f->hardware, &f->config, plan, line, &err), err);
+}
+
 /* A shape that fits no plan gets its smallest, and a line that says how far it goes. */
 static void a_shape_beyond_the_budget_gets_its_smallest_plan(void **state)
 {
@@ -242,7 +248,7 @@ static void a_shape_beyond_the_budget_gets_its_smallest_plan(void **state)
     ms_free(f->graph->signature);
     f->graph->signature = ms_strdup("ids:int64[4,128]");
     f->config.memory_budget_bytes = 100 * MIB;
-    assert_ms_ok(ms_pipeline_beyond(longer, f->graph, f->hardware, &f->config, &plan, &line, &err), err);
+    plan_beyond(f, &(ms_beyond){longer, f->graph, 0, 0}, &plan, &line);
     assert_true(plan->replay.peak_bytes > f->config.memory_budget_bytes);
     assert_non_null(strstr(line, "inputs ids:int64[4,512] need"));
     assert_non_null(strstr(line, "over the budget"));
@@ -250,7 +256,7 @@ static void a_shape_beyond_the_budget_gets_its_smallest_plan(void **state)
     assert_null(strstr(line, "longest")); /* both need the same bytes, so no shorter input would fit */
     ms_free(line);
     ms_plan_free(plan);
-    assert_ms_ok(ms_pipeline_beyond(longer, longer, f->hardware, &f->config, &plan, &line, &err), err);
+    plan_beyond(f, &(ms_beyond){longer, longer, 0, 0}, &plan, &line);
     assert_null(strstr(line, "training began"));
     assert_null(strstr(line, " less if ")); /* the loop is not known */
     ms_free(line);
@@ -262,7 +268,6 @@ static void a_shape_beyond_the_budget_gets_its_smallest_plan(void **state)
 static void a_loop_beyond_the_budget_is_told_what_it_holds(void **state)
 {
     pipeline *f = *state;
-    ms_error err;
     f->config.memory_budget_bytes = 100 * MIB;
     for (int held = 0; held < 4; held++) {
         ms_plan *plan = NULL;
@@ -271,12 +276,36 @@ static void a_loop_beyond_the_budget_is_told_what_it_holds(void **state)
         f->graph->loop.observed = true;
         f->graph->loop.outputs_held = outputs;
         f->graph->loop.gradients_live_in_forward = f->graph->loop.gradients_cleared = gradients;
-        assert_ms_ok(ms_pipeline_beyond(f->graph, f->graph, f->hardware, &f->config, &plan, &line, &err), err);
+        plan_beyond(f, &(ms_beyond){f->graph, f->graph, 0, 0}, &plan, &line);
         assert_int_equal(strstr(line, " less if the model's outputs are freed before backward") != NULL, outputs);
         assert_int_equal(strstr(line, " less if zero_grad() comes before the forward") != NULL, gradients);
         ms_free(line);
         ms_plan_free(plan);
     }
+}
+
+/* What the script holds beside the step is named, and once. */
+static void a_script_beyond_the_budget_is_told_what_it_holds(void **state)
+{
+    pipeline *f = *state;
+    ms_plan *plan = NULL;
+    char *line = NULL;
+    f->config.memory_budget_bytes = 100 * MIB;
+    plan_beyond(f, &(ms_beyond){f->graph, f->graph, 50 * 1000000, 0}, &plan, &line);
+    assert_non_null(strstr(line, "; the script holds 50.00 MB more than when training began"));
+    ms_free(line);
+    ms_plan_free(plan);
+    plan_beyond(f, &(ms_beyond){f->graph, f->graph, 50 * 1000000, 1}, &plan, &line);
+    assert_non_null(strstr(line, "; forwards that wait for their backward hold 50.00 MB"));
+    assert_null(strstr(line, "the script"));
+    ms_free(line);
+    ms_plan_free(plan);
+    ms_graph first = *f->graph;
+    first.residents.trainable_bytes = 1000000;
+    plan_beyond(f, &(ms_beyond){f->graph, &first, 0, 0}, &plan, &line);
+    assert_non_null(strstr(line, " of parameters are trained instead of 1.00 MB when training began"));
+    ms_free(line);
+    ms_plan_free(plan);
 }
 
 /* A refusal names the smallest budget of the loop that holds least, and of the one that holds most. */
@@ -309,6 +338,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_shape_beyond_the_budget_gets_its_smallest_plan, pipeline_open,
                                         pipeline_close),
         cmocka_unit_test_setup_teardown(a_loop_beyond_the_budget_is_told_what_it_holds, pipeline_open, pipeline_close),
+        cmocka_unit_test_setup_teardown(a_script_beyond_the_budget_is_told_what_it_holds, pipeline_open,
+                                        pipeline_close),
         cmocka_unit_test_setup_teardown(a_refusal_names_both_loops, pipeline_open, pipeline_close),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

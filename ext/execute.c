@@ -416,7 +416,7 @@ static PyMethodDef methods[] = {
     MS_EXT_METHOD("leave", ms_ext_leave, METH_O, "caller, /", "(FrameType | list[int] | None) -> None",
                   "Ends the call; `caller` is the root's frame, or None."),
     MS_EXT_METHOD("forward_begins", ms_ext_forward_begins, METH_VARARGS, "known_bytes, state_bytes, /",
-                  "(int, int) -> int", "Bytes of maps beyond what earlier steps began with, those given aside."),
+                  "(int, int) -> tuple[int, int]", "Bytes of maps beyond those of earlier steps; waiting forwards."),
     MS_EXT_METHOD("backward_ended", backward_ended, METH_NOARGS, "/", "() -> None", "Reports the end of a backward."),
     MS_EXT_METHOD("expect_backward", expect_backward, METH_NOARGS, "/", "() -> bool",
                   "Announces a backward_begins() for the forward that just ended. False: that call is not needed."),

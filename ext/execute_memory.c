@@ -228,5 +228,7 @@ PyObject *ms_ext_forward_begins(PyObject *self, PyObject *args)
         return NULL;
     }
     ms_execute *execute = ms_ext_execution_of(self)->execute;
-    return PyLong_FromUnsignedLongLong(ms_execute_forward_begins(execute, known_bytes, state_bytes));
+    uint32_t waiting = 0;
+    uint64_t more = ms_execute_forward_begins(execute, known_bytes, state_bytes, &waiting);
+    return Py_BuildValue("(KI)", (unsigned long long)more, waiting);
 }

@@ -143,7 +143,7 @@ typedef struct ms_two_valued {
  * The single saved storages of a layer that a selective technique drops, and the two-valued ones that are
  * bit-packed. Slots are the distinct storages that a call saves, in order of their first save, without
  * parameters, buffers and the batch. When backward asks for a dropped storage, the operators that made it run
- * again. The executor keeps it instead if its size in the call differs, if anything writes to it, or if the
+ * again. The executor keeps it instead if its size in the call exceeds the slot's, if anything writes to it, or if the
  * call's other saved tensors don't suffice to recompute it.
  */
 typedef struct ms_selection {

@@ -48,8 +48,8 @@ class Execution:
         """Resident bytes before the evaluation and at its peak; None if no evaluation has begun."""
     def expect_backward(self) -> bool:
         """Announces a backward_begins() for the forward that just ended. False: that call is not needed."""
-    def forward_begins(self, known_bytes: int, state_bytes: int, /) -> int:
-        """Bytes of maps beyond what earlier steps began with, those given aside."""
+    def forward_begins(self, known_bytes: int, state_bytes: int, /) -> tuple[int, int]:
+        """Bytes of maps beyond those of earlier steps; waiting forwards."""
     def held_layers(self) -> list[str]:
         """Layers that hold() or a failed comparison stopped recomputing."""
     def hold(self, layer: int, /) -> None:

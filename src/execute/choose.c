@@ -1,8 +1,9 @@
 /*
  * The plan's decisions on single storages that a call saves: a selective technique drops some,
  * bit packing packs some. The plan's slots name them, by order and bytes. If a call saves other
- * storages than the traced one, it misses at most a few slots; unrecognised storages are kept.
- * Called for each tensor that autograd saves in such a call.
+ * storages than the traced one, it misses at most a few slots; unrecognised storages are kept. A plan
+ * also serves smaller inputs: if a call's first storage is smaller than the first slot, slots are taken
+ * by order alone. Called for each tensor that autograd saves in such a call.
  */
 #include "execute/execute_internal.h"
 
@@ -96,20 +97,38 @@ bool ms__selection_packs(const ms_execute *execute, uint32_t selection)
     return false;
 }
 
-/* The slot of the next storage with these bytes, or UINT32_MAX. The host may leave out storages
- * below `least_bytes`. */
-static uint32_t choice_next_slot(ms__choice *choice, uint64_t bytes, uint64_t least_bytes)
+/* The next slot for a storage of these bytes, or of fewer if `may_be_larger`; UINT32_MAX if there is none. The host
+ * may leave out storages below `least_bytes`. */
+static uint32_t choice_find_slot(ms__choice *choice, uint64_t bytes, uint64_t least_bytes, bool may_be_larger)
 {
     const ms_selection *selection = choice->selection;
     uint32_t looked = 0;
     for (uint32_t i = choice->next_slot; selection != NULL && i < selection->slot_count && looked < LOOK_AHEAD; i++) {
-        if (selection->slot_bytes[i] == bytes) {
+        if (selection->slot_bytes[i] == bytes || (may_be_larger && selection->slot_bytes[i] > bytes)) {
             choice->next_slot = i + 1;
             return i;
         }
         looked += selection->slot_bytes[i] >= least_bytes;
     }
     return UINT32_MAX;
+}
+
+/* Whether a call's first storage is smaller than the first slot that the host does not leave out. */
+static bool choice_is_smaller(const ms_selection *selection, uint64_t bytes, uint64_t least_bytes)
+{
+    uint32_t first = 0;
+    while (first < selection->slot_count && selection->slot_bytes[first] < least_bytes) {
+        first++;
+    }
+    return first < selection->slot_count && bytes < selection->slot_bytes[first];
+}
+
+static uint32_t choice_next_slot(ms__choice *choice, uint64_t bytes, uint64_t least_bytes)
+{
+    if (choice->selection != NULL && choice->seen.count == 1) {
+        choice->by_order = choice_is_smaller(choice->selection, bytes, least_bytes);
+    }
+    return choice_find_slot(choice, bytes, least_bytes, choice->by_order);
 }
 
 static const ms__seen *choice_find_seen(const ms__choice *choice, uintptr_t identity)

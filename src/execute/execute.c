@@ -195,6 +195,7 @@ bool ms_execute_boundary(ms_execute *execute, ms_boundary boundary, uint64_t *st
     ms__packing_tell(execute);
     execute->step_started_ns = 0;
     execute->forward_done = false;
+    execute->forwards = 0;
     execute->hooked_in_step = false;
     execute->backward_begun = false;
     execute->inner_forwards = execute->outer_ended ? 0 : execute->inner_forwards;
@@ -212,12 +213,15 @@ bool ms_execute_boundary(ms_execute *execute, ms_boundary boundary, uint64_t *st
 /* The state of optimizers and what the loop holds are there from the second step on. */
 enum { FIRST_STARTS = 2 };
 
-uint64_t ms_execute_forward_begins(ms_execute *execute, uint64_t known_bytes, uint64_t state_bytes)
+uint64_t ms_execute_forward_begins(ms_execute *execute, uint64_t known_bytes, uint64_t state_bytes,
+                                   uint32_t *waiting_forwards)
 {
+    *waiting_forwards = 0;
     if (execute->backward_begun) {
         return 0;
     }
     if (execute->forward_done) {
+        *waiting_forwards = execute->forwards;
         return ms__step_memory_pending(&execute->watch, known_bytes, state_bytes);
     }
     return ms__step_memory_more(&execute->watch, known_bytes, state_bytes, execute->steps < FIRST_STARTS);

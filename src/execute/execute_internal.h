@@ -45,6 +45,7 @@ typedef struct ms__choice {
                                     * drops all storages */
     ms_selection own;              /* a copy, because the plan may be replaced meanwhile */
     uint32_t next_slot;
+    bool by_order;                 /* the call has smaller inputs than the plan's */
     MS__ARRAY(ms__seen) seen;
 } ms__choice;
 
@@ -223,6 +224,7 @@ struct ms_execute {
     uint64_t ahead_bytes;
 
     bool forward_done;
+    uint32_t forwards; /* of the step, that have returned */
     bool hooked_in_step;
     bool backward_begun;
     bool inner_ended, outer_ended; /* since the last step a backward ended that reached no (inner), or some (outer),

@@ -172,6 +172,7 @@ void ms_execute_leave_root(ms_execute *execute, uint64_t thread_key, bool failed
     thread->in_root = false;
     thread->calls.count = 0;
     execute->forward_done |= !failed;
+    execute->forwards += !failed;
     ms_execute_poll(execute);
 }
 

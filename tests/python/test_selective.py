@@ -19,7 +19,7 @@ from execute_support import (
     twins,
     uniform,
 )
-from models import MODELS, loss_of
+from models import MODELS, Case, loss_of
 from planned_support import assert_peak_as_predicted, planned
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
@@ -77,6 +77,28 @@ def test_what_a_plan_drops_is_what_the_run_drops(name, tmp_path):
     with executing(case.model, plan, tmp_path) as executor:
         loss_of(forward(case, case.model, 0)).backward()
         assert executor.counters()["remade_tensors"] >= dropped > 0
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert", "llama"])
+def test_what_a_plan_drops_is_dropped_for_smaller_inputs(name, tmp_path):
+    """Batches of a data loader differ in length, and one plan serves all of them."""
+    case, twin = twins(MODELS[name])
+    _, plan = planned(case, "selective_3")
+
+    def shorter(seed):
+        args, kwargs = case.batch(seed)
+        return args, {key: value[:, :-3].contiguous() for key, value in kwargs.items()}
+
+    expected = train(Case(twin, shorter), twin)
+    with executing(case.model, plan, tmp_path) as executor:
+        loss_of(forward(case, case.model, 0)).backward()
+        case.model.zero_grad()
+        whole = executor.counters()["remade_tensors"]
+    with executing(case.model, plan, tmp_path) as executor:
+        found = train(Case(case.model, shorter), case.model)
+        assert executor.counters()["remade_tensors"] == 2 * whole > 0
+        assert_nothing_left(executor)
+    assert_same(expected, found)
 
 
 @pytest.mark.parametrize("technique", ["keep", "selective_1", "selective_2", "selective_3", "selective_4"])

@@ -585,7 +585,7 @@ class Executor:
         if self._watch.forward_begins(model, plain_tensors(arguments)) and self._core.is_active():
             self._teach(self._watch.observation({"step": 0}))
         if self._watch.more_bytes:
-            self._follow(self._planner.holds_more(self._watch.more_bytes, self._watch.pending_forwards))
+            self._follow(self._planner.holds_more(self._watch.more_bytes, self._watch.waiting_forwards))
 
     def _refuse_capture(self, module: torch.nn.Module) -> None:
         """Raises IntegrationError while a device graph is captured: its launches would store and fetch nothing."""

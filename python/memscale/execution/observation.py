@@ -29,6 +29,7 @@ class StepWatch:
         self._outputs: list[weakref.ref[torch.Tensor]]
         self._last_outputs: list[weakref.ref[torch.Tensor]]
         self.more_bytes: int
+        self.waiting_forwards: int
         self._state_bytes: int
         self._outputs_held: bool | None
         self._gradients_live: bool | None
@@ -49,6 +50,7 @@ class StepWatch:
         """Discards every observation."""
         self._outputs = self._last_outputs = []
         self.more_bytes = 0  # of tensors that the forward under way found beyond those of earlier steps
+        self.waiting_forwards = 0  # of its step, for their backward, which hold these bytes
         self._state_bytes = 0  # in maps, of the optimizers that have stepped
         self._outputs_held = None
         self._gradients_live = None
@@ -70,7 +72,7 @@ class StepWatch:
         gradients = [p.grad for p in model.parameters() if p.is_leaf and p.grad is not None]
         outputs = [tensor for output in self._last_outputs if (tensor := output()) is not None]
         known_bytes = _map_bytes([*batch, *gradients, *outputs])
-        self.more_bytes = self._core.forward_begins(known_bytes, self._state_bytes)
+        self.more_bytes, self.waiting_forwards = self._core.forward_begins(known_bytes, self._state_bytes)
         self._outputs = []
         were_live = self._gradients_live
         if self._forwards:
@@ -82,11 +84,6 @@ class StepWatch:
         self._forwards += 1
         self._forwards_since_step += 1
         return bool(self._gradients_live) and not were_live
-
-    @property
-    def pending_forwards(self) -> int:
-        """The forwards since the last optimizer step before the one under way."""
-        return self._forwards_since_step - 1
 
     def forward_ended(self, output: Any) -> None:
         """The root has run; its result goes to the caller."""

@@ -78,7 +78,7 @@ class Planner(Protocol):
     def step_finished(self, observation: dict[str, Any]) -> ExecutionPlan | None:
         """Receives the observations of a finished step. Returns a plan to follow from now on, if any."""
 
-    def holds_more(self, more_bytes: int, pending_forwards: int) -> ExecutionPlan | None:
+    def holds_more(self, more_bytes: int, waiting_forwards: int) -> ExecutionPlan | None:
         """Receives the bytes of tensors that a forward finds beyond those that earlier steps began with, and how many
         forwards of the step wait for their backward. Returns a plan to follow from this forward on, if any."""
 
@@ -142,7 +142,7 @@ class NullPlanner:
     def step_finished(self, observation: dict[str, Any]) -> ExecutionPlan | None:
         return None
 
-    def holds_more(self, more_bytes: int, pending_forwards: int) -> ExecutionPlan | None:
+    def holds_more(self, more_bytes: int, waiting_forwards: int) -> ExecutionPlan | None:
         return None
 
     def evaluation_ended(self, before_bytes: int, peak_bytes: int, rows: int) -> None:

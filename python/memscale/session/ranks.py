@@ -168,9 +168,9 @@ class RankedSession(Session):
         self._wanted = super().step_finished(seen) or self._wanted
         return None
 
-    def holds_more(self, more_bytes: int, pending_forwards: int) -> ExecutionPlan | None:
+    def holds_more(self, more_bytes: int, waiting_forwards: int) -> ExecutionPlan | None:
         """A new plan waits for the next `agree()`."""
-        self._wanted = super().holds_more(more_bytes, pending_forwards) or self._wanted
+        self._wanted = super().holds_more(more_bytes, waiting_forwards) or self._wanted
         return None
 
     def _put_smallest(self, signature: str, waiting_forwards: int) -> ExecutionPlan | None:

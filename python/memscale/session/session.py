@@ -645,7 +645,7 @@ class Session:
             self.host_memory.step_begins()
         return plan
 
-    def holds_more(self, more_bytes: int, pending_forwards: int) -> ExecutionPlan | None:
+    def holds_more(self, more_bytes: int, waiting_forwards: int) -> ExecutionPlan | None:
         """From now on plans leave room for `more_bytes` of tensors that the script came to hold. If earlier forwards of
         the step hold them, that is so for the step under way; later plans know of these forwards. Returns a plan for
         the step under way, if the one in force has to change."""
@@ -653,13 +653,15 @@ class Session:
         if self.config.memory_budget_gb is None or signature is None or signature not in self._plans:
             return None
         self._more_bytes += more_bytes
-        if pending_forwards > 0:
-            self._pending = self._pending[0] + more_bytes, pending_forwards
+        if waiting_forwards > 0:
+            self._pending = self._pending[0] + more_bytes, waiting_forwards
         self.host_memory.baseline_bytes = self._more_bytes
         self.hardware_json = _core.hardware_grow_by(self.hardware_json, 0, more_bytes)
+        if signature == self._replan_refused:
+            return None  # it has the smallest plan
         same = self._refreshed(signature, self._plans[signature])
         if same is None:
-            return self._plan_again(signature) or self._put_smallest(signature, pending_forwards)
+            return self._plan_again(signature) or self._put_smallest(signature, waiting_forwards)
         self._plans[signature] = same
         return self._plan(signature)
 

@@ -155,6 +155,34 @@ static void selective_calls_drop_the_planned_slots(void **state)
     ms_execute_leave(f->execute, 1);
 }
 
+/* A plan serves smaller inputs too. Their storages differ in bytes from all slots: slots are taken in order. */
+static void smaller_inputs_drop_the_planned_slots(void **state)
+{
+    fixture *f = *state;
+    char a[] = "a";
+    uint64_t bytes[] = {1000, 64, 2000, 4000, 2000, 500};
+    uint8_t dropped[] = {0, 0, 1, 0, 1, 0};
+    ms_selection selection = {.slot_count = 6, .slot_bytes = bytes, .dropped = dropped};
+    ms_plan_entry entry = {.name = a, .technique = MS_TECHNIQUE_SELECTIVE_2, .selection = 1};
+    ms_plan plan = {.entries = &entry, .entry_count = 1, .selections = &selection, .selection_count = 1};
+    assert_ms_ok(ms_execute_set_plan(f->execute, &plan, &f->err), f->err);
+    ms_frame *frame = enter(f, layer_of(f, "a"), false);
+    assert_false(chosen(f, frame, 0x10, 700));
+    assert_false(chosen(f, frame, 0x20, 64)); /* of weights: they do not shrink */
+    assert_true(chosen(f, frame, 0x30, 1400));
+    assert_false(chosen(f, frame, 0x40, 2800));
+    assert_true(chosen(f, frame, 0x50, 1400));
+    assert_true(chosen(f, frame, 0x30, 1400));
+    assert_false(chosen(f, frame, 0x60, 350));
+    assert_false(chosen(f, frame, 0x70, 350)); /* not in the plan */
+    ms_execute_leave(f->execute, 1);
+    frame = enter(f, layer_of(f, "a"), false);
+    assert_false(chosen(f, frame, 0x10, 5000)); /* larger than every slot: an unknown storage, as before */
+    assert_false(chosen(f, frame, 0x20, 1000));
+    assert_true(chosen(f, frame, 0x30, 2000));
+    ms_execute_leave(f->execute, 1);
+}
+
 static void layers_without_an_entry_get_the_fallback(void **state)
 {
     fixture *f = *state;
@@ -464,6 +492,7 @@ int main(void)
 #define TEST(name) cmocka_unit_test_setup_teardown(name, open_fixture, close_fixture)
         TEST(calls_follow_the_plan),
         TEST(selective_calls_drop_the_planned_slots),
+        TEST(smaller_inputs_drop_the_planned_slots),
         TEST(layers_without_an_entry_get_the_fallback),
         TEST(an_impossible_technique_is_replaced),
         TEST(an_aborted_forward_is_closed_by_the_next),

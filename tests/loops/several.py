@@ -159,7 +159,7 @@ def one_loss_of_two_forwards(run: Run) -> None:
 
 
 @loop(100, r"forwards that wait for their backward hold .* MB", may_pass=True, is_quick=True, plans_most=4)
-def two_views(run: Run) -> None:
+def contrastive(run: Run) -> None:
     """A contrastive loss of two forwards, under a budget that does for one."""
     model = run.wrap(CharModel(depth=4))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

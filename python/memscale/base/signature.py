@@ -15,7 +15,7 @@ import torch
 from ..device import AUTOCAST_KINDS, kind_of
 
 __all__ = [
-    "TrainedParameters",
+    "Signatures",
     "describe_arguments",
     "input_signature",
     "is_full_mask",
@@ -34,19 +34,19 @@ def input_signature(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[
     return f"{mode}: {describe_arguments(args, kwargs)}"
 
 
-class TrainedParameters:
-    """Which parameters of a model are trained. A script may unfreeze layers, or freeze one part while it trains the
-    other: the same inputs then leave other tensors for backward."""
+class Signatures:
+    """Names the forwards of one model. A script may unfreeze layers, or freeze one part while it trains the other: the
+    same inputs then leave other tensors for backward, so that the name says that other parameters are trained."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._first = _trained(model)
 
-    def mark(self, model: torch.nn.Module) -> str:
-        """The end of a signature: "" while the same parameters are trained as at first."""
-        trained = _trained(model)
+    def of(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """`input_signature()`, with a mark if the parameters that are trained are not those at first."""
+        signature, trained = input_signature(model, args, kwargs), _trained(model)
         if trained == self._first:
-            return ""
-        return f",trained={zlib.crc32(bytes(trained)):x}".translate(_LETTERS)
+            return signature
+        return signature + f",trained={zlib.crc32(bytes(trained)):x}".translate(_LETTERS)
 
 
 def _trained(model: torch.nn.Module) -> list[bool]:

@@ -25,7 +25,7 @@ from ..base.arguments import plain_tensors
 from ..base.aside import is_replaying, is_tracing
 from ..base.compiler import compiled_parts
 from ..base.settings import Switches
-from ..base.signature import TrainedParameters, input_signature
+from ..base.signature import Signatures
 from ..base.weak import weak_method
 from ..config import Config
 from ..device import kind_of, training_device
@@ -106,7 +106,7 @@ class Executor:
         self._disk_dir = disk_dir
         self._core = _core.Execution(replay)
         self._watch = StepWatch(self._core)
-        self._trained = TrainedParameters(model)
+        self._signatures = Signatures(model)
         self._clock = StepClock()
         self._evaluation = Evaluation(self._core, self._planner.evaluation_ended)
         self._plan: ExecutionPlan | None = None
@@ -565,8 +565,9 @@ class Executor:
         self._refuse_capture(module)
         refuse_compiled_autograd(self._model_name)
         self._follow_compilation()
-        signature = input_signature(module, args, kwargs) + self._trained.mark(module)
-        self._follow_plan(signature, self._has_moved(training_device(module)), args, kwargs)
+        self._follow_plan(
+            self._signatures.of(module, args, kwargs), self._has_moved(training_device(module)), args, kwargs
+        )
         self.verify(args, kwargs)
 
     def _follow_plan(self, signature: str, has_moved: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -653,8 +654,7 @@ class Executor:
             self._notices.say_obstacle(obstacle)
         if obstacle is not None or training_device(model).type == "meta":
             return False
-        signature = f"{name} of {input_signature(model, args, kwargs)}{self._trained.mark(model)}"
-        _core.guarded(self._plan_part, signature)
+        _core.guarded(self._plan_part, f"{name} of {self._signatures.of(model, args, kwargs)}")
         self._core.set_residents([*model.parameters(), *model.buffers(), *plain_tensors((args, kwargs))])
         if self._layer_calls.profile is None and self._planner.wants_live_trace:
             self._layer_calls.profile = LiveProfile(model, args, kwargs, self._core.set_observer, in_parts=True)

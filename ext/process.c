@@ -100,6 +100,23 @@ static PyObject *hardware_traced(PyObject *module, PyObject *text)
     return close_description(hardware, rc, &err);
 }
 
+static PyObject *hardware_begins(PyObject *module, PyObject *args)
+{
+    (void)module;
+    const char *json;
+    unsigned long long counted_bytes;
+    if (!PyArg_ParseTuple(args, "sK:hardware_begins", &json, &counted_bytes)) {
+        return NULL;
+    }
+    ms_hardware *hardware = open_description(json);
+    if (hardware == NULL) {
+        return NULL;
+    }
+    ms_error err;
+    int rc = ms_hardware_begins(hardware, host_tensor_bytes(), counted_bytes, &err);
+    return close_description(hardware, rc, &err);
+}
+
 static PyObject *hardware_grow_by(PyObject *module, PyObject *args)
 {
     (void)module;
@@ -162,6 +179,9 @@ static PyMethodDef methods[] = {
     MS_EXT_FUNCTION("hardware_grow_by", hardware_grow_by, METH_VARARGS, "hardware, before, after, /",
                     "(str, int, int) -> str",
                     "The description with the baseline grown by what memory beside tensors has grown."),
+    MS_EXT_FUNCTION("hardware_begins", hardware_begins, METH_VARARGS, "hardware, counted_bytes, /", "(str, int) -> str",
+                    "The description at the first forward, less what was freed since the wrap. The baseline counts "
+                    "`counted_bytes` of the maps."),
     MS_EXT_FUNCTION("hardware_shrink_by", hardware_shrink_by, METH_VARARGS, "hardware, bytes, /", "(str, int) -> str",
                     "The description without these bytes in the baseline, which counts them no longer."),
     MS_EXT_FUNCTION("memory_beside_tensors", memory_beside_tensors, METH_NOARGS, "/", "() -> int",

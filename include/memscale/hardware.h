@@ -153,6 +153,13 @@ MS_API int ms_hardware_grow_process(ms_hardware *hardware, uint64_t tensor_bytes
                                     ms_error *err);
 
 /*
+ * At the first forward after a wrap, on a CPU host: its baseline becomes the present resident memory, minus `tensor_bytes`
+ * (held by hostmem) and plus `counted_bytes` (those of them that the baseline counts), if that is less: what the wrapped
+ * model replaces is gone. Thread-safe.
+ */
+MS_API int ms_hardware_begins(ms_hardware *hardware, uint64_t tensor_bytes, uint64_t counted_bytes, ms_error *err);
+
+/*
  * After the first trace, on a CPU host: its baseline becomes the present resident memory, minus `tensor_bytes` (held by
  * hostmem), if that is more. What Python and torch loaded for the model's code is then measured, and the first step is
  * assumed to take that much less. Does nothing once a step was measured. Thread-safe.

@@ -484,6 +484,11 @@ def guards_hold(guards: tuple[tuple[Any, str, Any], ...], /) -> bool:
     dictionary.
     """
 
+def hardware_begins(hardware: str, counted_bytes: int, /) -> str:
+    """The description at the first forward, less what was freed since the wrap. The baseline counts `counted_bytes` of
+    the maps.
+    """
+
 def hardware_check(json: str, /) -> str:
     """The description as the library writes it. Raises MemScaleError if it is invalid."""
 

@@ -217,6 +217,9 @@ uint64_t ms_execute_forward_begins(ms_execute *execute, uint64_t known_bytes, ui
                                    uint32_t *waiting_forwards)
 {
     *waiting_forwards = 0;
+    if (execute->steps == 0 && execute->forwards == 0) {
+        ms__step_memory_forget_released(&execute->watch);
+    }
     if (execute->backward_begun) {
         return 0;
     }

@@ -166,6 +166,7 @@ typedef struct ms__extent_list {
 /* See step_memory.c. */
 typedef struct ms__step_watch {
     uint64_t held_before_bytes; /* of maps, at the start */
+    uint64_t live_before_bytes; /* the live ones of them */
     uint64_t mark_bytes;        /* the kernel's high-water mark at the last boundary */
     uint64_t beside_bytes;      /* most resident memory seen beside maps */
     uint64_t step_peak_bytes;   /* resident peak in this step before its evaluations */
@@ -242,6 +243,9 @@ struct ms_execute {
 
 /* step_memory.c */
 void ms__step_memory_begin(ms__step_watch *watch);
+/* The first forward begins: what was live at the start and is freed (the model that was replaced) is no part of the
+ * process any more. */
+void ms__step_memory_forget_released(ms__step_watch *watch);
 /* Called before the first step: forgets the earlier high-water mark. */
 void ms__step_memory_mark(ms__step_watch *watch);
 /* Forgets a GPU's peak, because steps under another plan have another peak. */

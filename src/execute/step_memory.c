@@ -25,10 +25,20 @@ void ms__step_memory_begin(ms__step_watch *watch)
     ms_hostmem_stats stats;
     ms_hostmem_get_stats(&stats);
     *watch = (ms__step_watch){.held_before_bytes = hostmem_held_bytes(&stats),
+                              .live_before_bytes = stats.live_bytes,
                               .device_mark_bytes = UINT64_MAX,
                               .device_now_bytes = UINT64_MAX,
                               .device_peak_bytes = UINT64_MAX};
     ms__step_memory_mark(watch);
+}
+
+void ms__step_memory_forget_released(ms__step_watch *watch)
+{
+    ms_hostmem_stats stats;
+    ms_hostmem_get_stats(&stats);
+    uint64_t released = ms__sub_sat(watch->live_before_bytes, stats.live_bytes);
+    watch->live_before_bytes = 0;
+    watch->held_before_bytes = ms__sub_sat(watch->held_before_bytes, released);
 }
 
 void ms__step_memory_replanned(ms__step_watch *watch)

@@ -70,13 +70,17 @@ static void add_first_shape(ms__text *text, const refused_step *r)
     }
 }
 
+/* Less is not worth the reader's time. */
+static const uint64_t worth_bytes = 1 << 20;
+
 /* Adds by how much `loop` would need less. */
 static void add_less(ms__text *text, const refused_step *r, ms_loop loop, const char *how)
 {
     ms_graph freeing = *r->step.graph;
     uint64_t need = 0;
     freeing.loop = loop;
-    if (ms__pipeline_smallest(&freeing, r->hardware, r->config, &need, NULL) == MS_OK && need < r->need) {
+    if (ms__pipeline_smallest(&freeing, r->hardware, r->config, &need, NULL) == MS_OK &&
+        ms__sub_sat(r->need, need) >= worth_bytes) {
         ms__text_add(text, "; %s less if %s", ms__text_bytes(r->need - need).text, how);
     }
 }

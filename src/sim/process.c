@@ -215,6 +215,23 @@ int ms_process_beside_tensors(uint64_t tensor_bytes, uint64_t *bytes, ms_error *
     return rc;
 }
 
+int ms_hardware_begins(ms_hardware *hardware, uint64_t tensor_bytes, uint64_t counted_bytes, ms_error *err)
+{
+    uint64_t *baseline = &hardware->process.baseline_bytes;
+    if (!ms_hardware_host_is_device(hardware) || *baseline == 0) {
+        return MS_OK;
+    }
+    uint64_t beside_bytes;
+    int rc = ms_process_beside_tensors(tensor_bytes, &beside_bytes, err);
+    if (rc == MS_OK) {
+        *baseline = ms__min_u64(*baseline, ms__add_sat(beside_bytes, counted_bytes));
+    }
+    return rc;
+}
+
+/* What the first trace of this process has loaded; later ones find it there. */
+static _Atomic uint64_t loaded_by_traces;
+
 int ms_hardware_traced(ms_hardware *hardware, uint64_t tensor_bytes, ms_error *err)
 {
     ms_process *process = &hardware->process;
@@ -227,7 +244,9 @@ int ms_hardware_traced(ms_hardware *hardware, uint64_t tensor_bytes, ms_error *e
     if (rc == MS_OK) {
         uint64_t grown = ms__sub_sat(steady(&baseline_of_trace, now_bytes, same_trace_bytes), process->baseline_bytes);
         process->baseline_bytes += grown;
-        process->traced_bytes = ms__max_u64(ms__min_u64(grown, traced_most_bytes), 1);
+        uint64_t loaded = ms__max_u64(ms__min_u64(grown, traced_most_bytes), atomic_load(&loaded_by_traces));
+        atomic_store(&loaded_by_traces, loaded);
+        process->traced_bytes = ms__max_u64(loaded, 1);
     }
     return rc;
 }

@@ -124,3 +124,34 @@ HOLDING = textwrap.dedent(
 def test_optimizers_state_is_not_what_the_script_holds(how: str) -> None:
     """Each optimizer's state takes 8.4 MB, and the plan counts it. Only the script's own tensor is told."""
     assert run_python("-c", HOLDING, how, check=True).stdout.strip() == "20"
+
+
+REPLACED = textwrap.dedent(
+    """
+    import json
+    import torch, memscale
+    from memscale.tracing.profiler import load_tracer
+
+    torch.set_num_threads(1)
+    load_tracer()
+    for fold in range(3):
+        model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(4)])
+        memscale.wrap(model, memscale.Config(memory_budget_gb=16.0))
+        optimizer = torch.optim.AdamW(model.parameters())
+        for step in range(3):
+            loss = model(torch.randn(256, 1024)).square().mean()
+            if step == 0:
+                hardware = json.loads(model._memscale_executor._planner.documents[1])
+                print(hardware["process"]["baseline_bytes"])
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        del loss  # its graph holds the parameters
+    """
+)
+
+
+def test_a_model_that_another_replaces_is_no_part_of_the_process() -> None:
+    """At the wrap, the last fold's parameters and its optimizer's state live (50 MB), and the cache is full."""
+    first, *later = map(int, run_python("-c", REPLACED, check=True).stdout.split())
+    assert all(baseline < first + 12e6 for baseline in later)  # a step loads libraries

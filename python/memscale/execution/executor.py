@@ -565,19 +565,17 @@ class Executor:
         self._refuse_capture(module)
         refuse_compiled_autograd(self._model_name)
         self._follow_compilation()
-        self._follow_plan(
-            self._signatures.of(module, args, kwargs), self._has_moved(training_device(module)), args, kwargs
-        )
+        self._follow_plan(module, self._signatures.of(module, args, kwargs), args, kwargs)
         self.verify(args, kwargs)
 
-    def _follow_plan(self, signature: str, has_moved: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Puts the plan in force for a forward that is about to begin."""
+    def _follow_plan(self, model: torch.nn.Module, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Puts the plan in force for the forward `name`, which is about to begin."""
         plan = self._plan
-        if signature != self._signature or has_moved:
+        if self._has_moved(training_device(model)) or name != self._signature:
             with self._replay_lock:
-                plan = self._planner.plan_for(self._alive(), signature, args, kwargs, self._wait_until_alone)
+                plan = self._planner.plan_for(model, name, args, kwargs, self._wait_until_alone)
         plan = self._planner.agree(plan)
-        self._signature = signature if plan is not None else None
+        self._signature = name if plan is not None else None
         if plan is not self._plan:
             self.apply(plan)
 
@@ -671,7 +669,7 @@ class Executor:
         self._boundary(None)
         self._follow_compilation()
         self._planner.follows_parts = True
-        self._follow_plan(signature, self._has_moved(training_device(self._alive())), (), {})
+        self._follow_plan(self._alive(), signature, (), {})
         self._watch_forward(self._alive())
 
     def _leave_parts(self) -> None:

@@ -29,6 +29,8 @@ class HostMemory:
         self._plan: tuple[ExecutionPlan, bool] | None = None
         self._last_steps = (0, 0), (0, 0)
         self.baseline_bytes = 0  # of maps, which plans count in the process's baseline
+        self._start_bytes = 0  # of maps that were live at the wrap, and count there too
+        self._has_begun = False
 
     def install(self) -> None:
         """Takes over the allocator. If it can't, C uses its fallback and logs that."""
@@ -38,7 +40,18 @@ class HostMemory:
             means = _core.hostmem_install()
             self._end = weakref.finalize(self, _give_back)
             self._end.atexit = False
+            _core.hostmem_trim(0)  # an earlier wrap's cache is not part of the baseline
+            self._start_bytes = _core.hostmem_stats()["live_bytes"]
             _log.debug("memory of CPU tensors: %s", means)
+
+    def begin(self, hardware: str) -> str:
+        """The first forward begins. Returns the description of the machine without what was freed since the wrap: the
+        model that this one replaces, and its optimizer. Later calls change nothing."""
+        if self._has_begun or self._end is None:
+            return hardware
+        self._has_begun = True
+        self._start_bytes = min(self._start_bytes, _core.hostmem_stats()["live_bytes"])
+        return _core.hardware_begins(hardware, self._start_bytes)
 
     @property
     def is_exact(self) -> bool:
@@ -66,7 +79,7 @@ class HostMemory:
     def _set_ceiling(self) -> None:
         if self._end is not None and self._plan is not None:
             plan, smaller_inputs = self._plan
-            most_bytes = plan.ceiling_bytes + self.baseline_bytes
+            most_bytes = plan.ceiling_bytes + self.baseline_bytes + self._start_bytes
             limit = _core.hostmem_ceiling(most_bytes, plan.budget_bytes or 0, *self._last_steps, smaller_inputs)
             _core.hostmem_set_ceiling(limit)
 

@@ -102,7 +102,8 @@ class RankedSession(Session):
         holds a second copy of the gradients in its buckets."""
         self._bucket_bytes = _core.storage_bytes(_bucketed(model))
         allocated_bytes = kind_of(self._device).allocated_bytes(self._device)
-        self._own_hardware = _core.hardware_grow_process(self._own_hardware, self._bucket_bytes, allocated_bytes)
+        own_hardware = self.host_memory.begin(self._own_hardware)
+        self._own_hardware = _core.hardware_grow_process(own_hardware, self._bucket_bytes, allocated_bytes)
         self._agree_on_documents("first_forward")
         self._plans.clear()
 

@@ -157,6 +157,7 @@ class Session:
             ProfileError: the step can't be traced and the empirical fallback is off.
         """
         self._follow(model)
+        self.hardware_json = self.host_memory.begin(self.hardware_json)
         is_traced = self.config.use_static_profiling and not (self._is_untraceable or self.follows_parts)
         signature = _core.signature_without_numbers(signature, self._idle_numbers if is_traced else None)
         self._current = self._known(signature)

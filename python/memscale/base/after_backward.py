@@ -33,7 +33,7 @@ class _Call:
         self._function()
 
 
-_held: weakref.WeakSet[_Call] = weakref.WeakSet()
+_held: set[weakref.ref[_Call]] = set()
 
 
 def after_backward(function: Callable[[], None]) -> None:
@@ -43,12 +43,13 @@ def after_backward(function: Callable[[], None]) -> None:
     """
     call = _Call(function)
     torch.autograd.Variable._execution_engine.queue_callback(call)
-    _held.add(call)
+    _held.add(weakref.ref(call, _held.discard))
 
 
 def _wait_until_dropped() -> None:
     end = time.monotonic() + _LONGEST_WAIT_S
-    while _held and time.monotonic() < end:
+    held = list(_held)  # a daemon thread that trains on always queues another
+    while any(call() is not None for call in held) and time.monotonic() < end:
         time.sleep(0.001)
 
 

@@ -194,10 +194,9 @@ static PyObject *plan_observe(PyObject *module, PyObject *args)
         rc = ms_pipeline_observe(d.graph, d.hardware, &d.config, d.plan, &seen, &drift, &line, &err);
     }
     if (ms_ext_check(rc, &err) == 0) {
-        answer = Py_BuildValue("(sNNNO)", ms_drift_name(drift), ms_ext_take_text(line),
-                               ms_ext_take_text(ms_graph_to_json(d.graph)),
-                               ms_ext_take_text(ms_hardware_to_json(d.hardware)),
-                               ms_pipeline_over_budget(d.plan, &seen) ? Py_True : Py_False);
+        answer = Py_BuildValue(
+            "(sNNNi)", ms_drift_name(drift), ms_ext_take_text(line), ms_ext_take_text(ms_graph_to_json(d.graph)),
+            ms_ext_take_text(ms_hardware_to_json(d.hardware)), (int)ms_pipeline_overrun(d.plan, &seen));
     }
     ms_ext_documents_free(&d);
     return answer;
@@ -455,9 +454,9 @@ static PyMethodDef methods[] = {
                     "The reasons for an entry; entry -1 is the whole plan."),
     MS_EXT_FUNCTION(
         "plan_observe", plan_observe, METH_VARARGS, "graph, hardware, config, plan, observation, /",
-        "(str, str, str, str, dict[str, Any]) -> tuple[str, str, str, str, bool]",
+        "(str, str, str, str, dict[str, Any]) -> tuple[str, str, str, str, int]",
         "Compares a finished step with the plan: the kind of drift, a log line, the corrected graph and hardware, and "
-        "whether the step exceeded the budget."),
+        "0 if the step kept the budget, 1 if not, 2 if it exceeded it by more than 1%."),
     MS_EXT_FUNCTION(
         "plan_for_optimizer", plan_for_optimizer, METH_VARARGS, "plan, config, /",
         "(str | None, str) -> tuple[bool, bool, bool]",

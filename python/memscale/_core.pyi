@@ -732,9 +732,9 @@ def plan_observe(
     plan: str,
     observation: dict[str, Any],
     /,
-) -> tuple[str, str, str, str, bool]:
-    """Compares a finished step with the plan: the kind of drift, a log line, the corrected graph and hardware, and
-    whether the step exceeded the budget.
+) -> tuple[str, str, str, str, int]:
+    """Compares a finished step with the plan: the kind of drift, a log line, the corrected graph and hardware, and 0
+    if the step kept the budget, 1 if not, 2 if it exceeded it by more than 1%.
     """
 
 def plan_precision(

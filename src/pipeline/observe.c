@@ -11,6 +11,7 @@
 #include "sim/sim.h"
 
 enum {
+    FAR_PERMILLE = 10,        /* a peak this far over the budget is told */
     PEAK_PERMILLE = 50,       /* a peak further above the allowed one is corrected */
     EXPECTED_PERMILLE = 10,   /* expected scratch is corrected if further off than this */
     TIME_PERMILLE = 50,       /* the same for time, if it can change a choice */
@@ -147,7 +148,7 @@ static uint64_t measured_scratch(const ms_graph *graph, const ms_hardware *hardw
 static bool grow_scratch(const ms_graph *graph, ms_hardware *hardware, const ms_plan *plan, const ms_observation *seen)
 {
     uint64_t allowed = allowed_peak(plan, seen);
-    bool over_budget = ms_pipeline_over_budget(plan, seen);
+    bool over_budget = ms_pipeline_overrun(plan, seen) != MS_OVERRUN_NONE;
     /* Within a budget the rest may be maps of other shapes, which the cache gives up. */
     bool over_plan =
         !plan->pressure.budget_given && seen->peak_bytes > allowed && off_by(seen->peak_bytes, allowed, PEAK_PERMILLE);
@@ -299,6 +300,15 @@ static int put_time(char *line, size_t size, const ms_plan *plan, uint64_t told_
                     ms__text_ns(told_ns).text, idle ? " for an idle machine" : "", percent);
 }
 
+static int put_over(char *line, size_t size, const ms_plan *plan, const ms_observation *seen)
+{
+    if (ms_pipeline_overrun(plan, seen) == MS_OVERRUN_NONE) {
+        return snprintf(line, size, ";");
+    }
+    uint64_t over = seen->peak_bytes - plan->pressure.allowed_bytes;
+    return snprintf(line, size, ", %s over the budget;", ms__text_bytes_up(over).text);
+}
+
 static char *write_line(const ms_plan *plan, uint64_t told_ns, const ms_observation *seen, ms_drift drift)
 {
     char line[512], percent[40];
@@ -306,8 +316,9 @@ static char *write_line(const ms_plan *plan, uint64_t told_ns, const ms_observat
     int length = snprintf(line, sizeof line, "step %u:", seen->step);
     if (seen->peak_bytes != MS_UNSET && expected > 0) {
         put_percent(percent, sizeof percent, seen->peak_bytes, expected);
-        length += snprintf(line + length, sizeof line - (size_t)length, " peak %s measured, %s predicted (%s);",
+        length += snprintf(line + length, sizeof line - (size_t)length, " peak %s measured, %s predicted (%s)",
                            ms__text_bytes(seen->peak_bytes).text, ms__text_bytes(expected).text, percent);
+        length += put_over(line + length, sizeof line - (size_t)length, plan, seen);
     }
     if (seen->step_ns != MS_UNSET && plan->replay.step_ns > 0) {
         length += put_time(line + length, sizeof line - (size_t)length, plan, told_ns, seen);
@@ -320,17 +331,20 @@ static char *write_line(const ms_plan *plan, uint64_t told_ns, const ms_observat
     return ms_strdup(line);
 }
 
-bool ms_pipeline_over_budget(const ms_plan *plan, const ms_observation *seen)
+ms_overrun ms_pipeline_overrun(const ms_plan *plan, const ms_observation *seen)
 {
-    return plan->pressure.budget_given && seen->peak_bytes != MS_UNSET &&
-           seen->peak_bytes > plan->pressure.allowed_bytes;
+    uint64_t allowed = plan->pressure.allowed_bytes;
+    if (!plan->pressure.budget_given || seen->peak_bytes == MS_UNSET || seen->peak_bytes <= allowed) {
+        return MS_OVERRUN_NONE;
+    }
+    return seen->peak_bytes - allowed > ms__mul_div(allowed, FAR_PERMILLE, 1000) ? MS_OVERRUN_FAR : MS_OVERRUN_SLIGHT;
 }
 
 /* Corrections end after a few plans, unless the budget is at stake. */
 static bool is_settled(const ms_plan *plan, const ms_observation *seen)
 {
     bool known = seen->plans != MS_UNSET && seen->plans >= MOST_PLANS;
-    return known && !ms_pipeline_over_budget(plan, seen);
+    return known && ms_pipeline_overrun(plan, seen) == MS_OVERRUN_NONE;
 }
 
 static ms_drift observe_step(ms_graph *graph, ms_hardware *hardware, const ms_plan *plan, const ms_observation *seen)

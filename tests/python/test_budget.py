@@ -156,6 +156,35 @@ def test_a_peak_over_the_budget_is_seen_and_answered() -> None:
     assert any(line.endswith("the run goes on with the plan it has") for line in lines), lines
 
 
+def test_a_peak_far_over_the_budget_is_told_even_if_the_next_plan_fits() -> None:
+    code = textwrap.dedent(
+        """
+        import logging, sys, torch, memscale
+        from torch import nn
+        model = nn.Sequential(*[nn.Sequential(nn.Linear(256, 256), nn.GELU()) for _ in range(8)])
+        optimizer = torch.optim.SGD(model.parameters())
+        x = torch.randn(8192, 256)
+        def step():
+            model(x).square().mean().backward()
+            optimizer.step(); optimizer.zero_grad()
+        step()
+        budget = memscale.plan(model, x, memscale.Config(force_optimize=True)).unoptimized_peak_bytes
+        memscale.wrap(model, memscale.Config(memory_budget_gb=budget / 1e9, enable_logging=False))
+        handler = logging.StreamHandler(sys.stdout)
+        handler.setLevel(logging.WARNING)
+        logging.getLogger("memscale").addHandler(handler)
+        planner = model._memscale_executor._planner
+        peaks, finished = [], planner.step_finished
+        planner.step_finished = lambda seen: peaks.append(seen.get("peak_bytes")) or finished(seen)
+        step(); step(); step()
+        hog = bytearray(b"x") * int(1.03 * budget - peaks[-1])  # the caller's own memory, of which no plan knows
+        step(); step(); step()
+        """
+    )
+    told = run_python("-c", code, check=True).stdout.splitlines()
+    assert len(told) == 1 and " over the budget; " in told[0] and told[0].endswith(": planning again"), told
+
+
 def _spill_files(pid: int) -> list[str]:
     """Regular files without a name that a process holds open."""
     found = []

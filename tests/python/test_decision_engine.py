@@ -232,14 +232,16 @@ def test_a_plan_for_another_graph_is_not_replayed():
 def test_a_finished_step_teaches():
     config, plan = Config(memory_budget_gb=0.75).to_json(), make(0.75)
     observation = {"step": 2, "peak_bytes": plan.predicted_peak_bytes, "step_ns": None}
-    drift, line, graph, hardware, is_over = _core.plan_observe(GRAPH, HARDWARE, config, plan.to_json(), observation)
-    assert drift == "none" and "as planned" in line and not is_over
+    drift, line, graph, hardware, overrun = _core.plan_observe(GRAPH, HARDWARE, config, plan.to_json(), observation)
+    assert drift == "none" and "as planned" in line and not overrun
     assert json.loads(graph) == json.loads(GRAPH) and hardware == HARDWARE
     observation["optimizer_state_bytes"] = 0
-    drift, line, graph, hardware, is_over = _core.plan_observe(GRAPH, HARDWARE, config, plan.to_json(), observation)
-    assert drift == "optimizer" and json.loads(graph)["loop"]["optimizer_state_bytes"] == 0 and not is_over
-    observation["peak_bytes"] = 750_000_001
-    assert _core.plan_observe(GRAPH, HARDWARE, config, plan.to_json(), observation)[4]
+    drift, line, graph, hardware, overrun = _core.plan_observe(GRAPH, HARDWARE, config, plan.to_json(), observation)
+    assert drift == "optimizer" and json.loads(graph)["loop"]["optimizer_state_bytes"] == 0 and not overrun
+    for peak_bytes, overrun in ((750_000_001, 1), (757_500_000, 1), (757_500_001, 2)):
+        observation["peak_bytes"] = peak_bytes
+        seen = _core.plan_observe(GRAPH, HARDWARE, config, plan.to_json(), observation)
+        assert seen[4] == overrun and " over the budget; " in seen[1]
     assert DecisionEngine(Config(memory_budget_gb=0.75)).plan(graph, hardware) != plan
 
 

@@ -194,11 +194,11 @@ class RankedSession(Session):
         self._wanted = super().live_trace_finished(graph, refused) or self._wanted
         return None
 
-    def _make_plan_or_smallest(self, signature: str) -> str:
+    def _make_plan_or_smallest(self, signature: str, has_other: bool) -> str:
         """As in `Session`. Sharded parameters have a smallest plan of their own, so the error is raised."""
-        return (
-            self._make_plan(self._graphs[signature]) if self._is_sharded else super()._make_plan_or_smallest(signature)
-        )
+        if self._is_sharded:
+            return self._make_plan(self._graphs[signature])
+        return super()._make_plan_or_smallest(signature, has_other)
 
     def _smallest(self, error: BudgetInfeasibleError) -> ExecutionPlan:
         """The smallest plan, for sharded parameters under a budget that no plan fits. Planning counts

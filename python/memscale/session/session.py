@@ -43,6 +43,7 @@ _log = logging.getLogger("memscale")
 
 # The log compares predicted with measured values at this step. Other steps are logged as details.
 _TOLD_STEP = 2
+_FAR_OVER = 2  # by more than 1%; see ms_overrun
 
 # Number of graphs that are kept, one for each input shape that no other covers. A shape whose
 # graph was dropped as the oldest is traced again.
@@ -95,7 +96,7 @@ class Session:
         self._has_run = False  # whether a step ended: from then on a shape that fits no plan does not end the training
         self._beyond: set[str] = set()  # shapes that run under their smallest plan, over the budget
         self._was_beyond = False
-        self._told_beyond = self._told_evaluation = False
+        self._told_beyond = self._told_over = self._told_evaluation = False
         self._serves_smaller = False  # whether the forward has smaller inputs than its plan was made for
         self._profiled_steps = 0
         self._refused_steps = 0
@@ -403,10 +404,10 @@ class Session:
             self._plans.pop(oldest, None)
         self._graphs[signature] = graph
 
-    def _plan(self, signature: str) -> ExecutionPlan:
+    def _plan(self, signature: str, has_other: bool = False) -> ExecutionPlan:
         plan = self._plans.get(signature)
         if plan is None:
-            return self._put_plan(signature, self._make_plan_or_smallest(signature))
+            return self._put_plan(signature, self._make_plan_or_smallest(signature, has_other))
         self.host_memory.follow(plan, self._serves_smaller)
         return plan
 
@@ -419,15 +420,16 @@ class Session:
         self.host_memory.follow(plan, self._serves_smaller)
         return plan
 
-    def _make_plan_or_smallest(self, signature: str) -> str:
-        """The plan as JSON. If no plan fits a later shape, or one that has trained already, it gets its smallest plan,
-        with one warning per run."""
+    def _make_plan_or_smallest(self, signature: str, has_other: bool) -> str:
+        """The plan as JSON. If no plan fits a later shape, or one that has trained already and has no other plan, it
+        gets its smallest plan, with one warning per run."""
         graph = self._graphs[signature]
         try:
             plan = self._make_plan(graph)
         except BudgetInfeasibleError:
             first = self._graphs.get(self._first or "", graph if self._has_run else None)
-            if self.config.strict_budget or self._has_sample or first is None or self._first == signature:
+            is_first = self._first == signature and (has_other or not self._has_run)
+            if self.config.strict_budget or self._has_sample or first is None or is_first:
                 raise
             self._beyond.add(signature)
             return self._smallest_plan(graph, first)
@@ -618,7 +620,7 @@ class Session:
         if signature is None or signature not in self._plans or was_beyond or self._was_beyond:
             return None
         was_pending = self._know_pending()
-        drift, line, graph, hardware, is_over = _core.plan_observe(
+        drift, line, graph, hardware, overrun = _core.plan_observe(
             self._graphs[signature],
             self.hardware_json,
             self._planned_for,
@@ -631,7 +633,8 @@ class Session:
                 "replan_refused": signature == self._replan_refused,
             },
         )
-        if observation["step"] == _TOLD_STEP:
+        is_told = overrun == _FAR_OVER and not (self._told_beyond or self._told_over)
+        if observation["step"] == _TOLD_STEP and not is_told:
             _log.info("%s", line)
         else:
             log_detail(line)
@@ -640,8 +643,11 @@ class Session:
         if drift != "none" or was_pending:
             self._graphs[signature] = graph
             plan = self._plan_again(signature)
-        if is_over and self._refusal:
+        if overrun and self._refusal:
             plan = self._go_on(signature)
+        elif is_told:
+            self._told_over = True
+            _log.warning("%s", line)
         if plan is not None:
             self.host_memory.step_begins()
         return plan
@@ -724,7 +730,7 @@ class Session:
         self._plans = {key: new for key, plan in plans.items() if (new := self._refreshed(key, plan)) is not None}
         self._replan_refused, self._refusal = None, ""
         try:
-            return self._plan(signature)
+            return self._plan(signature, has_other=True)
         except BudgetInfeasibleError as error:
             self._plans[signature] = old
             self._replan_refused = signature

@@ -228,14 +228,14 @@ static void only_the_budget_that_was_given_can_be_exceeded(void **state)
 {
     pipeline *f = *state;
     f->seen.peak_bytes = f->plan->pressure.allowed_bytes;
-    assert_false(ms_pipeline_over_budget(f->plan, &f->seen));
+    assert_int_equal(ms_pipeline_overrun(f->plan, &f->seen), MS_OVERRUN_NONE);
     f->seen.peak_bytes++;
-    assert_true(ms_pipeline_over_budget(f->plan, &f->seen));
+    assert_int_equal(ms_pipeline_overrun(f->plan, &f->seen), MS_OVERRUN_SLIGHT);
     f->plan->pressure.budget_given = false;
-    assert_false(ms_pipeline_over_budget(f->plan, &f->seen));
+    assert_int_equal(ms_pipeline_overrun(f->plan, &f->seen), MS_OVERRUN_NONE);
     f->plan->pressure.budget_given = true;
     f->seen.peak_bytes = MS_UNSET;
-    assert_false(ms_pipeline_over_budget(f->plan, &f->seen));
+    assert_int_equal(ms_pipeline_overrun(f->plan, &f->seen), MS_OVERRUN_NONE);
 }
 
 /* A moment of other work would look like a wrong prediction. */

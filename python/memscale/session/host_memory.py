@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import logging
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import _core
 from ..planning.execution_plan import ExecutionPlan
+
+if TYPE_CHECKING:
+    import torch
 
 _log = logging.getLogger("memscale")
 _ALL = 2**64 - 1  # bytes of the cache that stay
@@ -30,9 +33,10 @@ class HostMemory:
         self._last_steps = (0, 0), (0, 0)
         self.baseline_bytes = 0  # of maps, which plans count in the process's baseline
         self._start_bytes = 0  # of maps that were live at the wrap, and count there too
+        self._model_bytes = 0  # those of the model
         self._has_begun = False
 
-    def install(self) -> None:
+    def install(self, model: torch.nn.Module | None = None) -> None:
         """Takes over the allocator. If it can't, C uses its fallback and logs that."""
         import torch  # noqa: F401  C replaces slots of torch's library, which must be loaded
 
@@ -42,15 +46,17 @@ class HostMemory:
             self._end.atexit = False
             _core.hostmem_trim(0)  # an earlier wrap's cache is not part of the baseline
             self._start_bytes = _core.hostmem_stats()["live_bytes"]
+            self._model_bytes = 0 if model is None else _map_bytes(model)
             _log.debug("memory of CPU tensors: %s", means)
 
-    def begin(self, hardware: str) -> str:
+    def begin(self, hardware: str, model: torch.nn.Module) -> str:
         """The first forward begins. Returns the description of the machine without what was freed since the wrap: the
         model that this one replaces, and its optimizer. Later calls change nothing."""
         if self._has_begun or self._end is None:
             return hardware
         self._has_begun = True
-        self._start_bytes = min(self._start_bytes, _core.hostmem_stats()["live_bytes"])
+        moved_bytes = max(0, _map_bytes(model) - self._model_bytes)  # made again after the wrap, as by `model.half()`
+        self._start_bytes = min(self._start_bytes + moved_bytes, _core.hostmem_stats()["live_bytes"])
         return _core.hardware_begins(hardware, self._start_bytes)
 
     @property
@@ -93,6 +99,10 @@ class HostMemory:
         if self._end is not None:
             self._end()
             self._end = None
+
+
+def _map_bytes(model: torch.nn.Module) -> int:
+    return _core.map_bytes([*model.parameters(), *model.buffers()])
 
 
 def _give_back() -> None:

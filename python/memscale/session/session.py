@@ -125,7 +125,7 @@ class Session:
         self._device = training_device(model)
         self._machine = probe_machine(config, self._device)
         if applies and kind_of(self._device).is_host:
-            self.host_memory.install()
+            self.host_memory.install(model)
         load_tracer()
         self._streamed = StreamedLayers.of(model) if kind_of(self._device).is_host else None
         self._told_window = ""
@@ -158,7 +158,7 @@ class Session:
             ProfileError: the step can't be traced and the empirical fallback is off.
         """
         self._follow(model)
-        self.hardware_json = self.host_memory.begin(self.hardware_json)
+        self.hardware_json = self._without_released(model)
         is_traced = self.config.use_static_profiling and not (self._is_untraceable or self.follows_parts)
         signature = _core.signature_without_numbers(signature, self._idle_numbers if is_traced else None)
         self._current = self._known(signature)
@@ -176,6 +176,10 @@ class Session:
             self._remember(signature, graph)
             self._compare_with_last(signature, graph)
         return self._plan(self._current)
+
+    def _without_released(self, model: torch.nn.Module) -> str:
+        """The description of the machine at a forward: at the first one, without what was freed since the wrap."""
+        return self.host_memory.begin(self.hardware_json, model)
 
     def _trace_ahead(
         self,
@@ -221,7 +225,7 @@ class Session:
         if not kind_of(device).is_host:
             self.host_memory.uninstall()
         elif self._applies:
-            self.host_memory.install()
+            self.host_memory.install(model)
         self._machine = probe_machine(self.config, device)
         self.hardware_json = with_process(self._machine, device, model)
         self._forget_traces()

@@ -88,6 +88,8 @@ typedef struct ms_memory {
 } ms_memory;
 
 ms_memory *ms_ext_memory_of_storage(PyObject *storage, uint64_t bytes);
+/* Where a storage's bytes begin; NULL, with an exception set, if it has no memory of its own. */
+void *ms_ext_address_of(PyObject *storage);
 ms_memory *ms_ext_memory_of_tensor(PyObject *tensor, uint64_t version);
 void ms_ext_memory_free(ms_memory *memory);
 /* Bytes that may be read or written from `address` on: whole pages if hostmem mapped the memory. */

@@ -60,9 +60,7 @@ static ms_extent *find_same(ms_region *region, const ms_movable *what, uint64_t 
 static ms_extent *store_new(ms_region *region, const ms_movable *what, PyObject *source, PyObject *probe,
                             uint64_t version)
 {
-    PyObject *number = PyObject_CallFunctionObjArgs(ms_ext_torch()->data_ptr, what->storage, NULL);
-    void *address = number != NULL ? PyLong_AsVoidPtr(number) : NULL;
-    Py_XDECREF(number);
+    void *address = ms_ext_address_of(what->storage);
     if (address == NULL) {
         return NULL;
     }

@@ -63,7 +63,7 @@ void ms_ext_identity_add(ms_identity_set *set, PyObject *tensor)
 
 /* ---- bytes of lists of tensors -------------------------------------------------------- */
 
-/* All of a storage's. An exception is set if they are unknown. */
+/* The bytes of a storage. If they are unknown, an exception is set. */
 static uint64_t bytes_of(PyObject *storage)
 {
     PyObject *number = PyObject_CallFunctionObjArgs(ms_ext_torch()->nbytes, storage, NULL);
@@ -72,13 +72,11 @@ static uint64_t bytes_of(PyObject *storage)
     return bytes;
 }
 
-/* Those in a map of hostmem. */
+/* The bytes of the map of hostmem that a storage is in; 0 if it is in none. */
 static uint64_t map_bytes_of(PyObject *storage)
 {
     ms_hostmem_block block;
-    PyObject *number = PyObject_CallFunctionObjArgs(ms_ext_torch()->data_ptr, storage, NULL);
-    void *address = number != NULL ? PyLong_AsVoidPtr(number) : NULL;
-    Py_XDECREF(number);
+    void *address = ms_ext_address_of(storage);
     PyErr_Clear(); /* a tensor without memory of its own has no address */
     return address != NULL && ms_hostmem_find(address, &block) ? block.bytes : 0;
 }

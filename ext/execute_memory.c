@@ -119,7 +119,7 @@ static PyObject *new_storage(const ms_execution *execution, uint64_t bytes)
     return storage;
 }
 
-static void *address_of(PyObject *storage)
+void *ms_ext_address_of(PyObject *storage)
 {
     PyObject *number = PyObject_CallFunctionObjArgs(ms_ext_torch()->data_ptr, storage, NULL);
     void *address = number != NULL ? PyLong_AsVoidPtr(number) : NULL;
@@ -164,7 +164,7 @@ static int host_obtain(void *context, uint64_t bytes, void **reference, void **a
     PyErr_Fetch(&type, &value, &traceback);
     int rc = MS_OK;
     PyObject *storage = new_storage(execution, bytes);
-    void *place = storage != NULL ? address_of(storage) : NULL;
+    void *place = storage != NULL ? ms_ext_address_of(storage) : NULL;
     ms_memory *memory = place != NULL ? ms_ext_memory_of_storage(storage, bytes) : NULL;
     if (memory == NULL) {
         char what[64];

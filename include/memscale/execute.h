@@ -373,11 +373,11 @@ MS_API void ms_execute_device_peak(ms_execute *execute, uint64_t mark_bytes);
 
 /*
  * A forward is about to begin. Returns the bytes of maps that are live beyond those with which earlier steps began.
- * What the plan counts is left out: `known_bytes` of the batch, outputs and gradients, and `state_bytes` of optimizers
- * that have stepped, both in maps. The first two steps set the measure, and what was returned belongs to it. If the step
- * has had forwards whose backward has not begun (a loss of two forwards), *waiting_forwards is their number, and the
- * result is what they hold beyond the most that was returned for such forwards. 0 after a backward of the step, for
- * differences below 1 MiB, and if maps are not counted.
+ * The plan counts two kinds of maps itself, and they are left out: `known_bytes` of the batch, outputs and gradients,
+ * and `state_bytes` of the optimizers that have stepped. The first two steps set the measure, and what was returned
+ * belongs to it. If the step has had forwards whose backward has not begun (a loss of two forwards), *waiting_forwards
+ * is their number, and the result is what they hold beyond the most that was returned for such forwards. 0 after a
+ * backward of the step, for differences below 1 MiB, and if maps are not counted.
  */
 MS_API uint64_t ms_execute_forward_begins(ms_execute *execute, uint64_t known_bytes, uint64_t state_bytes,
                                           uint32_t *waiting_forwards);

@@ -188,8 +188,8 @@ MS_API const char *ms_drift_text(ms_drift drift);
 MS_API int ms_pipeline_observe(ms_graph *graph, ms_hardware *hardware, const ms_config *config, const ms_plan *plan,
                                const ms_observation *observation, ms_drift *drift, char **line, ms_error *err);
 
-/* By how much a step's measured peak exceeded its plan's budget. If it did not, a refused new plan is no matter for the
- * user. Of more than 1% users hear even if the next plan fits. */
+/* Whether a step's measured peak kept its plan's budget, exceeded it, or exceeded it by more than 1%. If it kept the
+ * budget, the user need not know of a refused plan. If it is far over, the user is told even if the next plan fits. */
 typedef enum ms_overrun { MS_OVERRUN_NONE, MS_OVERRUN_SLIGHT, MS_OVERRUN_FAR } ms_overrun;
 MS_API ms_overrun ms_pipeline_overrun(const ms_plan *plan, const ms_observation *observation);
 

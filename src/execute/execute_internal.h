@@ -243,8 +243,8 @@ struct ms_execute {
 
 /* step_memory.c */
 void ms__step_memory_begin(ms__step_watch *watch);
-/* The first forward begins: what was live at the start and is freed (the model that was replaced) is no part of the
- * process any more. */
+/* The first forward begins. The start's maps no longer include those that were freed since, such as those of a model that
+ * the wrapped one replaces. */
 void ms__step_memory_forget_released(ms__step_watch *watch);
 /* Called before the first step: forgets the earlier high-water mark. */
 void ms__step_memory_mark(ms__step_watch *watch);

@@ -85,7 +85,7 @@ static void add_less(ms__text *text, const refused_step *r, ms_loop loop, const 
     }
 }
 
-/* What the observed loop holds and another need not. Gradients that are added up can't be given up. */
+/* Names what the observed loop could free: the model's outputs, and gradients, unless the loop accumulates them. */
 static void add_held_by_loop(ms__text *text, const refused_step *r)
 {
     const ms_loop *held = &r->step.graph->loop;

@@ -142,7 +142,7 @@ static void add_skip(ms__text *text, const ms_plan *plan)
     }
 }
 
-/* What the loop must free for the plan to hold. A plan for a loop that holds everything asks for nothing. */
+/* Says what the loop must free. A plan for a loop that frees nothing needs no such line. */
 static void add_loop(ms__text *text, const ms_plan *plan)
 {
     if (plan->entry_count > 0 && !plan->skipped && !plan->assumed_gradients_live) {

@@ -229,7 +229,7 @@ int ms_hardware_begins(ms_hardware *hardware, uint64_t tensor_bytes, uint64_t co
     return rc;
 }
 
-/* What the first trace of this process has loaded; later ones find it there. */
+/* The first trace of a process loads libraries: their bytes. Later traces find them loaded. */
 static _Atomic uint64_t loaded_by_traces;
 
 int ms_hardware_traced(ms_hardware *hardware, uint64_t tensor_bytes, ms_error *err)

@@ -285,7 +285,7 @@ static void a_loop_beyond_the_budget_is_told_what_it_holds(void **state)
     }
 }
 
-/* What the script holds beside the step is named, and once. */
+/* The line names the bytes that the script holds, or those of waiting forwards, but not both. */
 static void a_script_beyond_the_budget_is_told_what_it_holds(void **state)
 {
     pipeline *f = *state;

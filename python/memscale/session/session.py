@@ -668,7 +668,7 @@ class Session:
             self._pending = self._pending[0] + more_bytes, waiting_forwards
         self.host_memory.baseline_bytes = self._more_bytes
         self.hardware_json = _core.hardware_grow_by(self.hardware_json, 0, more_bytes)
-        if signature == self._replan_refused:
+        if signature == self._replan_refused and not self._refusal:
             return None  # it has the smallest plan
         same = self._refreshed(signature, self._plans[signature])
         if same is None:

@@ -109,7 +109,7 @@ static int wait_for(pid_t child)
 int cli_ask_python(const char *command, const char *module, const char *const *words, char **text)
 {
     ms_error err;
-    pid_t child;
+    pid_t child = -1;
     FILE *out = NULL;
     size_t count = 0;
     while (words[count] != NULL) {

@@ -51,6 +51,7 @@ static const char help[] = "Usage: memscale-server --data DIR [--listen ADDRESS]
                            "                        present one if none is given, on this machine only\n"
                            "  routes                the table of routes, as JSON\n";
 
+/* The file is "" if the command line names none. */
 typedef struct command_line {
     const char *command, *data, *file;
     bool is_check;
@@ -220,16 +221,17 @@ static int show_dashboard(command_line *line, const char *database, ms_error *er
 {
     mss_server *server = NULL;
     mss_local *local = NULL;
+    bool has_folder = line->file[0] != '\0';
     int rc = mss_local_prepare(database, &line->settings.local_account, err);
     complete(&line->settings, database);
     if (rc == MS_OK) {
         rc = mss_server_start(&line->settings, &server, err);
     }
     if (rc == MS_OK) {
-        rc = mss_local_start(line->file != NULL ? line->file : ".", database, server, &local, err);
+        rc = mss_local_start(has_folder ? line->file : ".", database, server, &local, err);
     }
     if (rc == MS_OK) {
-        printf("The runs of %s are on %s\n", line->file != NULL ? line->file : "this folder", mss_server_url(server));
+        printf("The runs of %s are on %s\n", has_folder ? line->file : "this folder", mss_server_url(server));
         (void)fflush(stdout);
         (void)wait_for_signal();
     }
@@ -379,9 +381,9 @@ static int check_command_line(const command_line *line)
 {
     bool is_serving = line->command == NULL, is_dashboard = !is_serving && strcmp(line->command, "dashboard") == 0;
     bool is_routes = !is_serving && strcmp(line->command, "routes") == 0;
-    if (!is_dashboard && (line->file == NULL) != (is_serving || is_routes)) {
-        return usage(line->file != NULL ? line->file : "FILE",
-                     line->file != NULL ? " is one argument too many" : " is missing");
+    bool has_file = line->file[0] != '\0';
+    if (!is_dashboard && has_file == (is_serving || is_routes)) {
+        return usage(has_file ? line->file : "FILE", has_file ? " is one argument too many" : " is missing");
     }
     bool needs_data = !is_dashboard && !is_routes && !line->is_check;
     return needs_data && line->data == NULL ? usage("--data DIR", " is missing") : 0;
@@ -402,7 +404,7 @@ static int read_command_line(int argc, char **argv, command_line *line)
             return usage("can't use ", argv[optind - 1]);
         }
     }
-    line->file = optind < argc ? argv[optind++] : NULL;
+    line->file = optind < argc ? argv[optind++] : "";
     if (optind < argc) {
         return usage(argv[optind], " is one argument too many");
     }

@@ -88,7 +88,7 @@ def test_what_cannot_be_measured_is_refused() -> None:
 
 
 def test_optimizers_are_compared_in_one_run_and_missing_peers_are_named() -> None:
-    command = [sys.executable, "-m", "memscale.benchmarks.optimizers", "0.2", "2"]
+    command = [sys.executable, "-m", "memscale.benchmarks.optimizers", "--millions", "0.2", "--rounds", "2"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=True)
     for name in ("plain C loop", "torch fused", "torch default", "memscale", "memscale 8-bit", "memscale on disk"):
         assert f"\n{name:20} best" in done.stdout, done.stdout

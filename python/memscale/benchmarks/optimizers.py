@@ -1,6 +1,6 @@
 """Compares memscale's AdamW with a plain loop and with torch's, bitsandbytes' and torchao's AdamW.
 
-Run it with ``python -m memscale.benchmarks.optimizers [million parameters [rounds]]``, or ``make bench``.
+Run it with ``python -m memscale.benchmarks.optimizers [--millions N] [--rounds N]``, or ``make bench``.
 The contenders step in turn. They share the parameters and fixed gradients; each has its own state. Figures
 are the best and the median of the rounds. A claim compares two contenders by the median of their ratios in
 each round. The plain loop reads four streams of the parameters' size and writes three; an fp32 AdamW can't
@@ -9,6 +9,7 @@ move fewer bytes. bitsandbytes and torchao are measured if they are installed, e
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import importlib
 import shutil
@@ -161,12 +162,26 @@ def _claims(times: dict[str, list[float]]) -> list[tuple[str, float, float]]:
     ]
 
 
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m memscale.benchmarks.optimizers",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--millions", type=float, default=124, help="million parameters (default 124)")
+    parser.add_argument("--rounds", type=int, default=15, help="times that each contender steps (default 15)")
+    options = parser.parse_args(arguments)
+    if options.millions <= 0 or options.rounds < 1:
+        parser.error("--millions and --rounds must be above zero")
+    return options
+
+
 def main(arguments: list[str]) -> int:
     """Prints the table and the claimed ratios."""
     import torch
 
-    elements = int(float(arguments[0]) * 1e6) if arguments else 124_000_000
-    rounds = int(arguments[1]) if len(arguments) > 1 else 15
+    options = _parse(arguments)
+    elements, rounds = int(options.millions * 1e6), options.rounds
     threads = torch.get_num_threads()
     print(f"AdamW, {elements / 1e6:.0f}M fp32 parameters, {threads} threads, {rounds} rounds", flush=True)
     times = measure(elements, rounds)

@@ -251,7 +251,9 @@ typedef struct ms_graph {
     ms_residents residents;
     ms_loop loop;
     bool small_products; /* no matrix product of the step is large enough to need packing buffers */
-    bool convolutions; /* the step has convolutions; their code is generated in the process */
+    /* Convolutions, and matrix products of 16-bit numbers, that differ in operator or shape: the math library generates
+     * code for each in the process. */
+    uint32_t convolutions, half_products;
     uint32_t storage_count;
     ms_storage *storages;
     uint32_t profile_count;

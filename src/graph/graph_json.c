@@ -183,8 +183,11 @@ char *ms_graph_to_json(const ms_graph *graph)
     if (graph->small_products) {
         ms__json_put_bool(&writer, tree, "small_products", true);
     }
-    if (graph->convolutions) {
-        ms__json_put_bool(&writer, tree, "convolutions", true);
+    if (graph->convolutions > 0) {
+        ms__json_put_u64(&writer, tree, "convolutions", graph->convolutions);
+    }
+    if (graph->half_products > 0) {
+        ms__json_put_u64(&writer, tree, "half_products", graph->half_products);
     }
     put_storages(&writer, tree, graph);
     put_profiles(&writer, tree, graph);

@@ -264,8 +264,9 @@ static int read_nodes(const ms__json_at *root, ms_graph *graph)
 
 static int read_graph(const ms__json_at *root, ms_graph *graph)
 {
-    static const char *const names[] = {"version",  "model",    "signature", "source",         "residents",   "loop",
-                                        "storages", "profiles", "nodes",     "small_products", "convolutions"};
+    static const char *const names[] = {"version",   "model",          "signature",    "source",
+                                        "residents", "loop",           "storages",     "profiles",
+                                        "nodes",     "small_products", "convolutions", "half_products"};
     static int (*const parts[])(const ms__json_at *, ms_graph *) = {read_storages, read_profiles, read_nodes};
     int rc = ms__json_version(root, MS__GRAPH_VERSION, MS__GRAPH_VERSION, NULL);
     if (rc == MS_OK) {
@@ -290,7 +291,10 @@ static int read_graph(const ms__json_at *root, ms_graph *graph)
         rc = ms__json_bool(root, "small_products", &graph->small_products);
     }
     if (rc == MS_OK && ms__json_has(root, "convolutions")) {
-        rc = ms__json_bool(root, "convolutions", &graph->convolutions);
+        rc = ms__json_u32(root, "convolutions", 1, UINT32_MAX, &graph->convolutions);
+    }
+    if (rc == MS_OK && ms__json_has(root, "half_products")) {
+        rc = ms__json_u32(root, "half_products", 1, UINT32_MAX, &graph->half_products);
     }
     for (size_t i = 0; rc == MS_OK && i < COUNT_OF(parts); i++) {
         rc = parts[i](root, graph);

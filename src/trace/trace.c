@@ -66,6 +66,8 @@ void ms_trace_free(ms_trace *trace)
     MS__ARRAY_FREE(&trace->optimizer);
     ms__keymap_free(&trace->keys);
     ms__keymap_free(&trace->save_of);
+    ms__keymap_free(&trace->convolutions);
+    ms__keymap_free(&trace->half_products);
     ms_free(trace->model);
     ms_free(trace->signature);
     ms_free(trace->source);
@@ -350,6 +352,27 @@ int ms_trace_loss_outside(ms_trace *trace, ms_error *err)
 
 /* ---- operators ------------------------------------------------------------ */
 
+static uint64_t hash_shapes(uint64_t hash, const ms_operand *operands, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        hash = ms__trace_hash(hash, operands[i].rank);
+        for (uint32_t k = 0; k < operands[i].rank; k++) {
+            hash = ms__trace_hash(hash, operands[i].size[k]);
+        }
+    }
+    return hash;
+}
+
+/* An operator whose code oneDNN generates for each shape. */
+static int note_generated(ms__keymap *known, const char *name, uint64_t shapes, ms_error *err)
+{
+    uint64_t hash = shapes;
+    for (const char *letter = name; *letter != '\0'; letter++) {
+        hash = ms__trace_hash(hash, (unsigned char)*letter);
+    }
+    return ms__keymap_put(known, hash, 1) == MS_OK ? MS_OK : ms__trace_no_memory(err);
+}
+
 /* From this size on the math library packs operands into large buffers: measured 3 MB up to 2^28, 20 MB a thread
  * from 2^31. */
 static const uint64_t LARGE_PRODUCT_FLOPS = (uint64_t)1 << 29;
@@ -374,10 +397,13 @@ int ms_trace_op(ms_trace *trace, const char *name, const ms_operand *inputs, siz
     event.precision = event.flops > 0 && output_count > 0 ? outputs[0].precision : MS_PRECISION_AS_IS;
     bool is_convolution = ms__is_convolution(name);
     trace->has_large_product |= event.flops >= LARGE_PRODUCT_FLOPS && !is_convolution;
-    trace->has_convolution |= is_convolution;
+    if (is_convolution || event.precision != MS_PRECISION_AS_IS) {
+        uint64_t shapes = hash_shapes(hash_shapes(0, inputs, input_count), outputs, output_count);
+        rc = note_generated(is_convolution ? &trace->convolutions : &trace->half_products, name, shapes, err);
+    }
     trace->last_work = event;
     trace->last_write = ms__trace_write_of(name, inputs, input_count, outputs, output_count);
-    return event.bytes != 0 || event.flops != 0 ? ms__trace_record(trace, event, err) : MS_OK;
+    return rc == MS_OK && (event.bytes != 0 || event.flops != 0) ? ms__trace_record(trace, event, err) : rc;
 }
 
 /* Not an address of any storage of torch. */

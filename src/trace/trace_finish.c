@@ -325,31 +325,25 @@ static int fill_profile(const builder *b, const trace_node *node, uint32_t exter
 
 /* ---- sharing -------------------------------------------------------------- */
 
-static uint64_t hash_add(uint64_t hash, uint64_t value)
-{
-    hash = (hash ^ value) * 0x9e3779b97f4a7c15ULL;
-    return hash ^ (hash >> 29);
-}
-
 static uint64_t hash_add_events(uint64_t hash, const ms_event *events, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {
-        hash = hash_add(hash, (uint64_t)events[i].kind << 32 | events[i].storage);
-        hash = hash_add(hash_add(hash_add(hash, events[i].flops), events[i].bytes), events[i].draws);
-        hash = hash_add(hash_add(hash, events[i].evaluations), events[i].precision);
+        hash = ms__trace_hash(hash, (uint64_t)events[i].kind << 32 | events[i].storage);
+        hash = ms__trace_hash(ms__trace_hash(ms__trace_hash(hash, events[i].flops), events[i].bytes), events[i].draws);
+        hash = ms__trace_hash(ms__trace_hash(hash, events[i].evaluations), events[i].precision);
     }
-    return hash_add(hash, count);
+    return ms__trace_hash(hash, count);
 }
 
 static uint64_t hash_of_profile(const ms_profile *profile)
 {
-    uint64_t hash = hash_add(profile->input_count, profile->external_count);
+    uint64_t hash = ms__trace_hash(profile->input_count, profile->external_count);
     for (uint32_t i = 0; i < profile->storage_count; i++) {
-        hash = hash_add(hash, profile->storage_bytes[i]);
+        hash = ms__trace_hash(hash, profile->storage_bytes[i]);
     }
     hash = hash_add_events(hash, profile->forward, profile->forward_count);
-    hash = hash_add(hash, (uint64_t)profile->maker_count << 32 | profile->operand_count);
-    hash = hash_add(hash, (uint64_t)profile->untouched.count << 32 | profile->two_valued.count);
+    hash = ms__trace_hash(hash, (uint64_t)profile->maker_count << 32 | profile->operand_count);
+    hash = ms__trace_hash(hash, (uint64_t)profile->untouched.count << 32 | profile->two_valued.count);
     return hash_add_events(hash, profile->backward, profile->backward_count);
 }
 
@@ -501,7 +495,8 @@ static int build_graph(builder *b, ms_error *err)
     if (rc == MS_OK) {
         b->graph->residents = trace->residents;
         b->graph->small_products = !trace->has_large_product;
-        b->graph->convolutions = trace->has_convolution;
+        b->graph->convolutions = (uint32_t)trace->convolutions.count;
+        b->graph->half_products = (uint32_t)trace->half_products.count;
         assume_loop(trace, b->graph);
     }
     return rc;

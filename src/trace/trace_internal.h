@@ -124,7 +124,8 @@ struct ms_trace {
     MS__ARRAY(uint32_t) old_gradients; /* lives from before the step */
 
     ms_event last_work; /* of the last operator */
-    bool has_large_product, has_convolution;
+    bool has_large_product;
+    ms__keymap convolutions, half_products; /* hash of operator and shapes -> 1 */
     trace_write last_write;
     trace_sum sum;
 
@@ -157,6 +158,13 @@ struct ms_trace {
 static inline bool ms__trace_in_forward(const ms_trace *trace)
 {
     return trace->phase == MS_TRACE_FORWARD || trace->phase == MS_TRACE_LOSS;
+}
+
+/* Of `hash` and one number more. */
+static inline uint64_t ms__trace_hash(uint64_t hash, uint64_t value)
+{
+    hash = (hash ^ value) * 0x9e3779b97f4a7c15ULL;
+    return hash ^ (hash >> 29);
 }
 
 static inline uint32_t ms__trace_last_node(const ms_trace *trace)

@@ -419,6 +419,27 @@ static void products_note_their_precision(void **state)
     assert_finishes_with("\"forward\":[[\"alloc\",0],[\"work\",192,272,0,0,1],[\"work\",0,96]],\"backward\":[]");
 }
 
+static void multiply(const char *name, uint64_t rows, uint32_t precision)
+{
+    ms_operand inputs[] = {shape(2, rows, 8, 0, 0), shape(2, 8, 3, 0, 0)};
+    ms_operand output = shape(2, rows, 3, 0, 0);
+    output.precision = precision;
+    assert_ms_ok(ms_trace_op(trace, name, inputs, 2, &output, 1, &err), err);
+}
+
+/* Each operator and shape once: code is generated for it once. */
+static void products_of_16_bits_are_counted_by_shape(void **state)
+{
+    (void)state;
+    multiply("aten.mm.default", 4, MS_PRECISION_AS_IS);
+    multiply("aten.mm.default", 4, MS_PRECISION_BF16);
+    multiply("aten.mm.default", 4, MS_PRECISION_BF16);
+    multiply("aten.mm.default", 5, MS_PRECISION_BF16);
+    multiply("aten._int_mm.default", 5, MS_PRECISION_FP16);
+    multiply("aten.relu.default", 6, MS_PRECISION_BF16);
+    assert_finishes_with("\"half_products\":3,");
+}
+
 /* Products of 2 * 1024 * 512 * 512 operations are large; with one row less, they aren't. Convolutions don't count. */
 static void large_products_are_noticed(void **state)
 {
@@ -428,8 +449,9 @@ static void large_products_are_noticed(void **state)
                                 {shape(2, 1024, 512, 0, 0), shape(2, 512, 512, 0, 0)}};
     ms_operand outputs[] = {shape(2, 1023, 512, 0, 0), shape(2, 1024, 512, 0, 0)};
     assert_ms_ok(ms_trace_op(trace, "aten.convolution.default", image, 2, image, 1, &err), err);
+    assert_ms_ok(ms_trace_op(trace, "aten.convolution.default", image, 2, image, 1, &err), err);
     assert_ms_ok(ms_trace_op(trace, "aten.mm.default", products[0], 2, &outputs[0], 1, &err), err);
-    assert_finishes_with("\"small_products\":true,\"convolutions\":true");
+    assert_finishes_with("\"small_products\":true,\"convolutions\":1");
     teardown(NULL);
     assert_int_equal(setup(NULL), 0);
     assert_ms_ok(ms_trace_op(trace, "aten.mm.default", products[1], 2, &outputs[1], 1, &err), err);
@@ -550,6 +572,7 @@ int main(void)
         TEST(sizes_that_fit_no_graph_are_a_profile_error),
         TEST(work_is_what_was_read_and_written),
         TEST(products_note_their_precision),
+        TEST(products_of_16_bits_are_counted_by_shape),
         TEST(large_products_are_noticed),
         TEST(memory_running_out_anywhere_leaves_nothing_behind),
         TEST(a_long_step_keeps_its_storages_apart),

@@ -157,7 +157,15 @@ class Branching(nn.Module):
         return (y if self.decide(x, y) else y * 2).sum()
 
 
-@pytest.mark.parametrize("decide", [lambda x, y: y.sum() > 0, lambda x, y: x[0, 0].item(), lambda x, y: (x > 0).all()])
+@pytest.mark.parametrize(
+    "decide",
+    [
+        lambda x, y: y.sum() > 0,
+        lambda x, y: x[0, 0].item(),
+        lambda x, y: (x > 0).all(),
+        lambda x, y: torch.rand(()) < 2,
+    ],
+)
 def test_branches_on_data_are_refused(decide, capfd):
     with pytest.raises(ProfileError, match="Branching can't be traced without running it: DataDependent"):
         trace(Branching(decide), torch.randn(2, 4))
@@ -170,6 +178,9 @@ def test_branches_on_data_are_refused(decide, capfd):
         lambda x, y: torch.arange(3).sum() == 3,
         lambda x, y: (torch.diff(torch.arange(5)[None].expand(2, 5)) == 1).all(),
         lambda x, y: torch.ones(2, 3, dtype=torch.bool).all() and torch.zeros(2, dtype=torch.int)[1].item() == 0,
+        lambda x, y: torch.tensor([0.5, 1.5]).max() > 1,
+        lambda x, y: (torch.where(torch.ones(2, 4).bool(), 1.0, -1.0) > 0).flatten().any().item(),
+        lambda x, y: torch.ones(2, 4).index_put_((torch.ones(2, 4) == 1,), torch.tensor(2.0)).min() == 2,
     ],
 )
 def test_branches_on_constants_are_taken(decide):
@@ -189,11 +200,13 @@ def _work(graph):
     )
 
 
-def test_a_value_overwritten_by_data_is_not_known_any_more():
+@pytest.mark.parametrize("dtype", [torch.int, torch.float])
+@pytest.mark.parametrize("write", [torch.Tensor.copy_, lambda flags, data: torch._foreach_copy_([flags], [data])])
+def test_a_value_overwritten_by_data_is_not_known_any_more(dtype, write):
     def decide(x, y):
-        flags = torch.ones(2, dtype=torch.int)
+        flags = torch.ones(2, dtype=dtype)
         view = flags[:1]
-        flags.copy_(x[:, 0])
+        write(flags, x[:, 0])
         return view.item() == 1
 
     with pytest.raises(ProfileError):
@@ -267,6 +280,10 @@ UNUSUAL = {
         lambda layers, x: chain(layers, x.view(1, 1, 3, 4)),
         lambda: nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.ConvTranspose2d(2, 1, 2, 2)),
     ),
+    "batch norm of a transposed input": (
+        lambda layers, x: layers[1](layers[0](x.view(1, 3, 4).transpose(1, 2)).contiguous()).flatten(),
+        lambda: nn.BatchNorm1d(4),
+    ),
     "bfloat16": (lambda layers, x: layers[0](x.bfloat16()).float(), lambda: nn.Linear(4, 4).bfloat16()),
 }
 
@@ -280,6 +297,47 @@ def test_unusual_steps_take_the_bytes_of_the_real_ones(name):
     for _ in range(2):
         peak = measured_peak(model, (x,), {}, lambda loss: loss)
     assert Replay(without_workspaces(graph)).peak == peak
+
+
+LAYOUTS = {
+    "contiguous": lambda: torch.ones(2, 6, 4, 4),
+    "channels_last": lambda: torch.ones(2, 6, 4, 4).contiguous(memory_format=torch.channels_last),
+    "transposed": lambda: torch.ones(2, 4, 4, 6).transpose(1, 3),
+    "sliced": lambda: torch.ones(2, 12, 4, 4)[:, ::2],
+}
+_aten = torch.ops.aten
+KERNELS = {
+    "channel_shuffle": lambda x: (x, 2),
+    "rrelu_with_noise": lambda x: (x, torch.ones_like(x)),
+    "glu_backward": lambda x: (x[:, ::2], x, 1),
+    "huber_loss_backward": lambda x: (x, x, x, 0, 1.0),
+    "log_sigmoid_forward": lambda x: (x,),
+    "mse_loss_backward": lambda x: (x, x, x, 0),
+    "smooth_l1_loss_backward": lambda x: (x, x, x, 0, 1.0),
+    "native_batch_norm": lambda x: (x, x[0, :, 0, 0], x[0, :, 0, 0], None, None, True, 0.1, 1e-5),
+    "native_batch_norm_backward": lambda x: (
+        *(torch.ones(2, 6, 4, 4, device=x.device), x, x[0, :, 0, 0], None, None),
+        *(x[0, :, 0, 0], x[0, :, 0, 0], True, 1e-5, [True, True, True]),
+    ),
+    "reflection_pad2d_backward": lambda x: (torch.ones(2, 6, 6, 6), x, [1, 1, 1, 1]),
+    "replication_pad2d_backward": lambda x: (torch.ones(2, 6, 6, 6), x, [1, 1, 1, 1]),
+    "roll": lambda x: (x, [1], [1]),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_results_are_laid_out_as_by_the_real_kernels(name):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from memscale.tracing.static_tracer import _kernels
+
+    kernel = getattr(_aten, name).default
+    for layout, make in LAYOUTS.items():
+        real = kernel(*KERNELS[name](make()))
+        with FakeTensorMode():
+            fake = _kernels()[kernel](*KERNELS[name](make()))
+        real, fake = ((made,) if isinstance(made, torch.Tensor) else made for made in (real, fake))
+        assert [made.stride() for made in real] == [made.stride() for made in fake], layout
 
 
 class _Residual(nn.Module):

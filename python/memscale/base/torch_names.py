@@ -30,6 +30,7 @@ _REQUIRED: dict[str, tuple[str, ...]] = {
     "tracing a step": (
         "_subclasses.fake_tensor.FakeTensor",
         "_subclasses.fake_tensor.FakeTensorMode",
+        "_prims_common.suggest_memory_format",
         "_C._DisableTorchDispatch",
         "utils._python_dispatch.TorchDispatchMode",
     ),

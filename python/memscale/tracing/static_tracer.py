@@ -1,10 +1,10 @@
-"""The tracer of a step under fake tensors, which knows the values of small integer tensors.
+"""The tracer of a step under fake tensors, which knows the values of small tensors that follow from constants.
 
 Models branch on values that do not depend on data, such as positions that they count themselves and
-masks of ones. `StaticTracer` computes the real values of small integer and boolean tensors beside
-their fake twins, if they follow from constants alone (or from inputs whose values the profiler
-gives). The trace then takes such a branch as the real run does. All other values are unknown, and a
-branch on one ends the trace.
+masks of ones. `StaticTracer` computes the real values of small tensors beside their fake twins, if they
+follow from constants alone (or from inputs whose values the profiler gives), those of floats in forward
+only. The trace then takes such a branch as the real run does. All other values are unknown, and a branch
+on one ends the trace.
 
 Only the profiler uses this module.
 """
@@ -17,19 +17,25 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensor
 
 from .. import _core
 from ..base.walk import tensors_of
+from ..device import kind_of
 from .operand_types import OperandTypes
 from .tracer import LiveTracer
 
 __all__ = ["StaticTracer", "know", "libraries_branch_on_values"]
 
 _MOST_ELEMENTS = 1 << 20
+_MOST_FLOATS = 1 << 18
 _VALUE = "_memscale_value"
 _DEVICE = torch.ops.prim.device.default
+_LITERAL = torch.ops.aten.lift_fresh.default
 _RECURRENT = torch.ops.aten.mkldnn_rnn_layer.default
+_OTHER_TYPES = frozenset({torch.ops.aten._local_scalar_dense.default, torch.ops.aten._grouped_mm.default, _RECURRENT})
+"""Operators whose fake kernels take other types, or give other results, than the real ones."""
 
 
 def know(twin: torch.Tensor, value: torch.Tensor) -> None:
@@ -68,15 +74,17 @@ class StaticTracer(LiveTracer):
         try:
             result = super().__torch_dispatch__(func, types, args, kwargs)
         except (RuntimeError, TypeError, ValueError, IndexError):
-            if self.is_forward and func not in self._kernels:
+            if self.is_forward and func not in _OTHER_TYPES:
                 self._types.check(func, args, kwargs or {}, ())
             raise
-        if self.is_forward and func not in self._kernels:
+        if self.is_forward and func not in _OTHER_TYPES:
             self._types.check(func, args, kwargs or {}, tensors_of(result))
         if func is _RECURRENT and not self._paused:
             self._trace.untouched(result[3].untyped_storage()._cdata, _workspace(args)[1])
-        if type(result) is FakeTensor and not result.dtype.is_floating_point:
+        if type(result) is FakeTensor and (self.is_forward or not result.dtype.is_floating_point):
             _follow(func, args, kwargs or {}, result)
+        elif func._schema.is_mutable:
+            _forget(args)
         return result
 
 
@@ -85,29 +93,35 @@ class StaticTracer(LiveTracer):
 
 def _follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: FakeTensor) -> None:
     """Computes the result's value if all operands' are known, else forgets it."""
-    if result.is_complex() or result.numel() > _MOST_ELEMENTS or torch.Tag.nondeterministic_seeded in func.tags:
+    most = _MOST_FLOATS if result.dtype.is_floating_point else _MOST_ELEMENTS
+    if result.is_complex() or result.numel() > most or torch.Tag.nondeterministic_seeded in func.tags:
         return
     try:
-        real_args = tuple(_real(value) for value in args)
+        # The operand of `torch.tensor(...)` is real.
+        real_args = (
+            args if func is _LITERAL and type(args[0]) is torch.Tensor else tuple(_real(value) for value in args)
+        )
         real_kwargs = {key: _real(value) for key, value in kwargs.items()}
         with torch._C._DisableTorchDispatch():
             value = func(*real_args, **real_kwargs)
+            value = value.clone() if func is _LITERAL else value
         if value.shape != result.shape:
             raise _Unknown
         setattr(result, _VALUE, value)
     except Exception:
-        _forget(func, args, result)
+        if func._schema.is_mutable:
+            _forget(args)
+        if hasattr(result, _VALUE):
+            delattr(result, _VALUE)
 
 
-def _forget(func: Any, args: tuple[Any, ...], result: FakeTensor) -> None:
-    """Makes the values unknown of the result, and of every tensor that shares a storage with one that the
-    operator wrote to. To reach all of these, the storage of the known values is emptied."""
-    for value in args if func._schema.is_mutable else ():
-        known = getattr(value, _VALUE, None)
+def _forget(args: tuple[Any, ...]) -> None:
+    """Makes the values unknown of every tensor that shares a storage with one among `args`, to which an operator wrote.
+    To reach all of these, the storage of the known values is emptied."""
+    for tensor in tensors_of(args):
+        known = getattr(tensor, _VALUE, None)
         if known is not None:
             known.untyped_storage().resize_(0)
-    if hasattr(result, _VALUE):
-        delattr(result, _VALUE)
 
 
 class _Unknown(Exception):
@@ -178,13 +192,33 @@ def _kernels() -> dict[Any, Callable[..., Any]]:
     """Replacements for operators that torch's fake mode would run wrongly.
 
     The fake kernel of grouped products refuses types that the CPU's real kernel takes. The fake kernel
-    of the recurrent layer leaves out the workspace that is saved for backward.
+    of the recurrent layer leaves out the workspace that is saved for backward. Some fake kernels lay their
+    results out otherwise than the CPU's real ones, so the trace would miss copies that follow, or have too many;
+    that of batch norm makes a gradient that is not wanted.
     """
     aten = torch.ops.aten
+    contiguous = (
+        aten.glu_backward.default,
+        aten.huber_loss_backward.default,
+        aten.log_sigmoid_forward.default,
+        aten.mse_loss_backward.default,
+        aten.rrelu_with_noise.default,
+        aten.smooth_l1_loss_backward.default,
+    )
+    as_given = {
+        aten.channel_shuffle.default: 0,
+        aten.native_batch_norm.default: 0,
+        aten.reflection_pad2d_backward.default: 1,
+        aten.replication_pad2d_backward.default: 1,
+        aten.roll.default: 0,
+    }
     return {
         aten._local_scalar_dense.default: _scalar_of,
         aten._grouped_mm.default: _grouped_product,
         _RECURRENT: _recurrent_layer,
+        **{kernel: _laid_out_as_on_host(kernel) for kernel in contiguous},
+        **{kernel: _laid_out_as_on_host(kernel, place) for kernel, place in as_given.items()},
+        aten.native_batch_norm_backward.default: _laid_out_as_on_host(_batch_norm_backward, 1),
     }
 
 
@@ -195,6 +229,35 @@ def _grouped_product(left: torch.Tensor, right: torch.Tensor, *args: Any, **kwar
         return made
     wide: torch.Tensor = kernel(left.bfloat16(), right.bfloat16(), *args, **kwargs)
     return wide.to(left.dtype)
+
+
+def _laid_out_as_on_host(kernel: Any, place: int | None = None) -> Callable[..., Any]:
+    """`kernel` with results in the layout of the CPU's real kernel, whatever the operands' strides: contiguous, or in
+    channels_last if argument `place` is."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        made = kernel(*args, **kwargs)
+        data = args[place or 0]
+        if not kind_of(data.device).is_host:
+            return made
+        layout = torch.contiguous_format if place is None else suggest_memory_format(data)
+        if isinstance(made, torch.Tensor):
+            return _in_layout(made, data, layout)
+        return tuple(_in_layout(result, data, layout) for result in made)
+
+    return run
+
+
+def _batch_norm_backward(*args: Any) -> tuple[torch.Tensor | None, ...]:
+    made, *others = torch.ops.aten.native_batch_norm_backward.default(*args)
+    is_wanted = args[-1][0]
+    return (made if is_wanted else None), *others
+
+
+def _in_layout(made: torch.Tensor | None, data: torch.Tensor, layout: torch.memory_format) -> torch.Tensor | None:
+    if made is None or made.dim() != data.dim() or made.is_contiguous(memory_format=layout):
+        return made
+    return torch.empty_like(made, memory_format=layout)
 
 
 def _recurrent_layer(*args: Any) -> tuple[torch.Tensor, ...]:

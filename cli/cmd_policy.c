@@ -1,5 +1,5 @@
 /*
- * `memscale policy`: what stage 1 (auto_policy) would choose for a graph, who chose it and why, and what the other
+ * `memscale policy`: what the policy (auto_policy) would choose for a graph, who chose it and why, and what the other
  * strategies would have given. Without Python or torch.
  */
 #include <inttypes.h>

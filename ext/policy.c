@@ -297,7 +297,7 @@ static PyMethodDef methods[] = {
                     "Source, the strategy's name and the permille of a second search; the rules' without a policy."),
     MS_EXT_FUNCTION("policy_shipped", policy_shipped, METH_NOARGS, "/", "() -> str", "The built-in artifact."),
     MS_EXT_FUNCTION("policy_as_configured", policy_as_configured, METH_VARARGS, "config, graph, hardware, /",
-                    "(str, str | None, str | None) -> str", "The decision if stage 1 does not run, as JSON."),
+                    "(str, str | None, str | None) -> str", "The decision if no policy runs, as JSON."),
     MS_EXT_FUNCTION("plan_by_policy", plan_by_policy, METH_VARARGS, "graph, hardware, config, policy, rules_only, /",
                     "(str, str, str, object | None, bool) -> tuple[str, str, str]",
                     "Runs stages 1 and 2: the plan, the decision and the effective config, as JSON."),

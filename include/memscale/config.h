@@ -49,8 +49,7 @@ typedef struct ms_config {
     uint32_t prefetch_depth; /* layers ahead; 0: chosen */
     uint32_t num_streams; /* 0: chosen */
     bool async_debug;
-    uint32_t
-        search_permille; /* share of the planner's replays; 0: all of them. Set by stage 1 (policy.h), in no document */
+    uint32_t search_permille; /* share of the planner's replays; 0: all of them. Set by a policy, in no document */
     char disk_offload_dir[MS_PATH_MAX]; /* "": a cache directory on a real disk */
     char log_file[MS_PATH_MAX]; /* "": none */
 } ms_config;

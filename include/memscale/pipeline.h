@@ -3,10 +3,10 @@
  * steps.
  *
  * src/pipeline/pipeline.c is the file to open first. Stages run one way; each passes a plain value to the
- * next. All functions are pure functions of their documents.
+ * next. All functions depend on their arguments alone; some change documents in place, and say so.
  *
  * Tests: tests/c/pipeline/ (test_pipeline.c, test_observe.c, test_precision.c), tests/c/policy/test_policy.c
- * (stage 1).
+ * (policy).
  */
 #ifndef MEMSCALE_PIPELINE_H
 #define MEMSCALE_PIPELINE_H
@@ -19,7 +19,7 @@
 extern "C" {
 #endif
 
-/* Pressure -> rules -> solver. Before the training loop has been observed (graph->loop.observed), the plan
+/* Pressure -> rules -> search. Before the training loop has been observed (graph->loop.observed), the plan
  * assumes a loop that holds its outputs and has gradients live in forward. If no plan fits that loop, it assumes
  * a loop that holds less. The plan states its assumption (assumed_...). */
 MS_API int ms_pipeline_plan(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, ms_plan **plan,
@@ -29,12 +29,13 @@ MS_API int ms_pipeline_plan(const ms_graph *graph, const ms_hardware *hardware, 
 typedef struct ms_streaming {
     uint64_t total_bytes;
     uint64_t least_bytes;   /* the smallest window: kept blocks and two layers */
-    uint64_t trained_bytes; /* of those that an optimizer changes */
+    uint64_t trained_bytes; /* of the parameters that an optimizer changes */
 } ms_streaming;
 
 /*
- * How many bytes of them stay in memory: the window with which the slower of plan and disk is fastest. Stores it in
- * hardware->process, whose baseline then includes it, in place of an earlier window; plans are made after that. *line
+ * Chooses how many bytes of streamed parameters stay in memory: the window with which the slower of plan and disk is
+ * fastest. Stores it in hardware->process, whose baseline then includes it, in place of an earlier window; plans are
+ * made after that. *line
  * is the log's line; free it with ms_free(). MS_EINFEASIBLE, with nothing changed, if no plan fits beside the smallest
  * window: the error is that of ms_pipeline_plan(), and its budget includes the window. MS_EINVAL for a GPU.
  * Tests: tests/c/pipeline/test_window.c.
@@ -43,7 +44,7 @@ MS_API int ms_pipeline_window(const ms_graph *graph, const ms_streaming *streami
                               ms_hardware *hardware, char **line, ms_error *err);
 
 /*
- * The same, after a policy (stage 1) picked mode and eligible techniques. `trained` is NULL if no trained
+ * Like ms_pipeline_plan(), after the policy stage has picked mode and eligible techniques. `trained` is NULL if no trained
  * policy is available; `rules_only` selects the rule policy. Without a GPU and a budget the pressure is
  * unknown, and the configuration stays as it is. If no plan fits under a strategy, the widest strategy is
  * used.
@@ -73,7 +74,7 @@ MS_API int ms_pipeline_context(const ms_graph *graph, const ms_hardware *hardwar
                                ms_strategy_context *context, ms_error *err);
 
 /*
- * The decision if stage 1 does not run: the configuration's mode and techniques. Its context is all zeros if graph or
+ * The decision if no policy runs: the configuration's mode and techniques. Its context is all zeros if graph or
  * hardware is NULL. MS_ENOMEM.
  */
 MS_API int ms_pipeline_as_configured(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
@@ -147,28 +148,28 @@ typedef struct ms_observation {
     uint64_t optimizer_state_bytes;  /* of the optimizer that stepped */
     bool outputs_held;
     bool gradients_live_in_forward;
-    bool gradients_cleared;          /* those were gone before every backward since; false if none has begun */
-    bool loop_seen;                  /* the three above were observed */
-    bool gradients_released;         /* by that optimizer in backward, at its caller's request */
-    bool gradients_needed;           /* all needed before one is used: by a GradScaler, clipping or accumulation */
-    bool smaller_inputs;             /* than planned: the step may take less memory and time */
-    bool keeps_reserve;              /* never lower the reserve: ranks differ, and only one was measured */
-    bool replan_refused;             /* after corrections no plan fits: this plan stays in force, and its peak came
+    bool gradients_cleared; /* gradients that live in forward were freed before each backward; false before the first */
+    bool loop_seen; /* the three above were observed */
+    bool gradients_released; /* by that optimizer in backward, at its caller's request */
+    bool gradients_needed; /* all needed before one is used: by a GradScaler, clipping or accumulation */
+    bool smaller_inputs; /* than planned: the step may take less memory and time */
+    bool keeps_reserve; /* never lower the reserve: ranks differ, and only one was measured */
+    bool replan_refused; /* after corrections no plan fits: this plan stays in force, and its peak came
                                       * from other documents */
-    uint64_t plans;                  /* made for these inputs so far; 0 or MS_UNSET: unknown */
-    uint32_t step;                   /* counted from 1 after wrap() */
-    uint32_t plan_steps;             /* steps under this plan, this one included */
-    uint32_t time_lag;               /* 0 on a host; a device's steps end later than the host queues them */
+    uint64_t plans; /* made for these inputs so far; 0 or MS_UNSET: unknown */
+    uint32_t step; /* counted from 1 after wrap() */
+    uint32_t plan_steps; /* steps under this plan, this one included */
+    uint32_t time_lag; /* 0 on a host; a device's steps end later than the host queues them */
 } ms_observation;
 
 /* The reason for a new plan. */
 typedef enum ms_drift {
     MS_DRIFT_NONE,
-    MS_DRIFT_LOOP,      /* the loop differs from the assumption */
+    MS_DRIFT_LOOP, /* the loop differs from the assumption */
     MS_DRIFT_OPTIMIZER, /* the optimizer's state or its use of gradients differs */
-    MS_DRIFT_PEAK,      /* measured peak over the budget; without a budget, more than 5% above the plan's */
-    MS_DRIFT_TIME,      /* measured step time more than 5% off, if that affects a choice */
-    MS_DRIFT_RESERVE    /* memory beside tensors is less than reserved, or differs from the expectation */
+    MS_DRIFT_PEAK, /* measured peak over the budget; without a budget, more than 5% above the plan's */
+    MS_DRIFT_TIME, /* measured step time more than 5% off, if that affects a choice */
+    MS_DRIFT_RESERVE /* memory beside tensors is less than reserved, or differs from the expectation */
 } ms_drift;
 /* "none", "loop", "optimizer", "peak", "time" or "reserve"; and its sentence for a log. */
 MS_API const char *ms_drift_name(ms_drift drift);
@@ -181,8 +182,9 @@ MS_API const char *ms_drift_text(ms_drift drift);
  * not compared in it. MS_ENOMEM leaves the documents unchanged.
  *
  * Corrections do not oscillate. After its first observation a loop can only be found to hold more. Scratch
- * grows after any step over its limit. Scratch shrinks and the time scale changes only at rare steps, by
- * amounts worth a new plan, and never after a step of smaller inputs. After the third plan for the same inputs
+ * grows after any step over its limit. Scratch shrinks only at steps 3, 8, 16, 32 ..., the time scale changes only at
+ * step 3, at the second step under each plan before step 8, and at steps 8, 16, 32 ...; both only by amounts worth a
+ * new plan, and never after a step of smaller inputs. After the third plan for the same inputs
  * only a peak over the budget is corrected.
  */
 MS_API int ms_pipeline_observe(ms_graph *graph, ms_hardware *hardware, const ms_config *config, const ms_plan *plan,

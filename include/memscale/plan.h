@@ -1,7 +1,7 @@
 /*
  * plan.h - the decision at every node, its predicted bytes and time, and its reasons.
  *
- * The solver proposes candidates, the simulator replays each over the whole step in exact bytes, and the
+ * The search proposes candidates, the simulator replays each over the whole step in exact bytes, and the
  * fastest that fits is the plan. The replay is the proof: no plan is returned unless its replay fits. All
  * numbers are integers; the same three documents give the same plan, byte for byte.
  *

@@ -1,6 +1,6 @@
 /*
- * policy.h - stage 1: the mode, the techniques that a run may use, and how far the planner searches, before stage 2
- * (rules and solver) decides layer by layer.
+ * policy.h - the policy stage: the mode, the techniques that a run may use, and how far the planner searches, before
+ * rules and search decide layer by layer.
  *
  * A context is a row of whole numbers. The rule policy compares them with thresholds; a trained policy is an
  * ensemble of decision trees over them, which predict the cost of each strategy. So the same context gives the same

@@ -2,7 +2,7 @@
  * rules.h - memory pressure, and the techniques that each node may use at that pressure, under the mode and
  * the flags.
  *
- * The rules admit techniques; the solver (plan.h) chooses among the admitted ones. Every admission and every
+ * The rules admit techniques; the search (plan.h) chooses among the admitted ones. Every admission and every
  * refusal carries the rule that made it. All functions are pure and thread-safe.
  *
  * Tests: tests/c/rules/test_rules.c.

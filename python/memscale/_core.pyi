@@ -775,7 +775,7 @@ def plan_window(graph: str, hardware: str, config: str, streaming: tuple[int, in
     """
 
 def policy_as_configured(config: str, graph: str | None, hardware: str | None, /) -> str:
-    """The decision if stage 1 does not run, as JSON."""
+    """The decision if no policy runs, as JSON."""
 
 def policy_choice(policy: object | None, context: list[int], /) -> tuple[str, str, int]:
     """Source, the strategy's name and the permille of a second search; the rules' without a policy."""

@@ -110,8 +110,6 @@ class AsyncOffloadConfig:
 class Config:
     """Memory, disk and techniques that a wrapped model may use. GB is 1e9 bytes in every field.
 
-    `wrap()` ignores a field marked (*) and warns if it is set.
-
     Attributes:
         mode: the techniques that may be used, an `OptimizationMode` or its string.
         enable_checkpointing: recompute layers in backward.
@@ -121,7 +119,8 @@ class Config:
             another order, so results are rounded differently.
         use_mixed_precision: run forwards under autocast to BF16 if that is faster or smaller on the machine,
             or to FP16 with a scaled loss on a GPU without BF16.
-        use_8bit_optimizer: (*) keep optimizer state in 8 bits; `apply_all_optimizations()` acts on it.
+        use_8bit_optimizer: keep AdamW's state in 8 bits, from the first step of the optimizer on;
+            `apply_all_optimizations()` replaces the optimizer, so that the first plan counts it.
         max_cpu_offload_gb: cap on host RAM used for offloading, 0 or more; None for the available RAM.
         target_gpu_utilization: share of the device's memory to aim for if no byte budget is given,
             above 0 and at most 1.

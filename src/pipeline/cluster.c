@@ -42,7 +42,7 @@ static uint64_t gradient_bytes_of(const ms_graph *graph, uint32_t node)
     return bytes;
 }
 
-/* The groups that are gathered together. */
+/* The layers whose parameters are gathered together. */
 typedef struct groups {
     uint32_t layers;
     uint64_t all_layers_bytes;     /* of their gradients */
@@ -61,8 +61,8 @@ static groups groups_of(const ms_graph *graph)
     return found;
 }
 
-/* Of the frozen parameters the graph knows only the sum. The largest one is taken for the root's embedding, if the root
- * trains nothing; the rest belongs to the layers in equal parts. */
+/* The graph has only the sum of the frozen parameters, and the largest parameter. If the root trains nothing, the largest
+ * one is taken for its embedding; the rest belongs to the layers in equal parts. */
 static uint64_t frozen_root_bytes(const ms_graph *graph, uint64_t trainable_root_bytes)
 {
     const ms_residents *held = &graph->residents;
@@ -72,7 +72,8 @@ static uint64_t frozen_root_bytes(const ms_graph *graph, uint64_t trainable_root
 
 /* ---- sharding ------------------------------------------------------------------------ */
 
-/* Shards are padded to equal sizes along the first dimension; for matrices of thousands of rows that is nothing. */
+/* Shards are padded to equal sizes along the first dimension; for matrices of thousands of rows the padding is
+ * negligible. */
 static uint64_t part_of(uint64_t bytes, uint32_t ranks)
 {
     return ms__div_up(bytes, ranks);
@@ -169,7 +170,7 @@ static void price(const ms_cluster *cluster, const ms_hardware *hardware, ms_clu
         share->link_bytes_per_s > 0 ? ms__mul_div_up(share->sent_bytes, 1000000000, share->link_bytes_per_s) : 0;
 }
 
-/* On one machine, with one host for some ranks. */
+/* Divides a host's memory and disk among the ranks on it. */
 static int share_host(const ms_cluster *cluster, ms_hardware *hardware, ms_config *config, ms_error *err)
 {
     const ms_hardware *same_hardware = hardware;
@@ -179,7 +180,7 @@ static int share_host(const ms_cluster *cluster, ms_hardware *hardware, ms_confi
                              hardware, config, err);
 }
 
-/* In the baseline: it is held whatever the plan does. */
+/* Adds bytes to the baseline: they are held whatever the plan does. */
 static void hold(const ms_graph *graph, ms_hardware *hardware, uint64_t bytes)
 {
     uint64_t *baseline = &hardware->process.baseline_bytes;

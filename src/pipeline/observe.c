@@ -11,12 +11,12 @@
 #include "sim/sim.h"
 
 enum {
-    FAR_PERMILLE = 10,        /* a peak this far over the budget is told */
-    PEAK_PERMILLE = 50,       /* a peak further above the allowed one is corrected */
+    FAR_PERMILLE = 10,        /* a peak this far over the budget gets a warning */
+    PEAK_PERMILLE = 50,       /* a peak further above the allowed one causes a correction */
     EXPECTED_PERMILLE = 10,   /* expected scratch is corrected if further off than this */
     TIME_PERMILLE = 50,       /* the same for time, if it can change a choice */
     LATE_TIME_PERMILLE = 150, /* after the first steps: worth a new plan */
-    PACE_PERMILLE = 150,      /* times this far off are told at another pace */
+    PACE_PERMILLE = 150,      /* if times are this far off, predictions are given at another pace */
     FIRST_TIME_STEP = 3,      /* caches are warm by then */
     LATE_TIME_STEP = 8,
     SETTLED_PLAN_STEPS = 2,   /* the first step under a new plan faults in new memory */
@@ -38,7 +38,7 @@ static const struct {
     [MS_DRIFT_OPTIMIZER] = {"optimizer", "the optimizer's state or its use of gradients differs from the assumption"},
     [MS_DRIFT_PEAK] = {"peak", "the peak differs from the prediction"},
     [MS_DRIFT_TIME] = {"time", "the step time differs from the prediction"},
-    [MS_DRIFT_RESERVE] = {"reserve", "operators take another amount of memory beside tensors than assumed"},
+    [MS_DRIFT_RESERVE] = {"reserve", "operators take more or less memory than assumed"},
 };
 
 const char *ms_drift_name(ms_drift drift)
@@ -87,7 +87,7 @@ static bool correct_loop(ms_loop *loop, const ms_plan *plan, const ms_observatio
     loop->outputs_held = seen->outputs_held;
     loop->gradients_live_in_forward = seen->gradients_live_in_forward;
     loop->gradients_cleared = seen->gradients_live_in_forward && seen->gradients_cleared;
-    /* Gradients that are added to have another replay than those that live in forward alone. */
+    /* Accumulated gradients are replayed differently from gradients that only live in forward. */
     return seen->outputs_held != plan->assumed_outputs_held ||
            seen->gradients_live_in_forward != plan->assumed_gradients_live || ms__sim_accumulates(loop);
 }
@@ -149,7 +149,7 @@ static bool grow_scratch(const ms_graph *graph, ms_hardware *hardware, const ms_
 {
     uint64_t allowed = allowed_peak(plan, seen);
     bool over_budget = ms_pipeline_overrun(plan, seen) != MS_OVERRUN_NONE;
-    /* Within a budget the rest may be maps of other shapes, which the cache gives up. */
+    /* Under a budget the excess may be cached maps of other shapes, which the cache gives up. */
     bool over_plan =
         !plan->pressure.budget_given && seen->peak_bytes > allowed && off_by(seen->peak_bytes, allowed, PEAK_PERMILLE);
     if (!over_budget && !over_plan) {
@@ -326,7 +326,7 @@ static char *write_line(const ms_plan *plan, uint64_t told_ns, const ms_observat
     bool stays = seen->replan_refused && drift == MS_DRIFT_NONE;
     snprintf(line + length, sizeof line - (size_t)length, " %s%s%s",
              stays ? "no other plan fits" : ms_drift_text(drift),
-             seen->smaller_inputs ? ", of smaller inputs than planned for" : "",
+             seen->smaller_inputs ? "; the inputs were smaller than planned for" : "",
              drift == MS_DRIFT_NONE ? "" : ": planning again");
     return ms_strdup(line);
 }

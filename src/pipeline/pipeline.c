@@ -31,7 +31,7 @@ static ms__limits plan_limits(bool segments, bool exact_only)
     return (ms__limits){.most_ns = UINT64_MAX, .segments = segments, .exact_only = exact_only};
 }
 
-/* The rules and the solver at a known pressure. */
+/* The rules and the search at a known pressure. */
 static int plan_at(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
                    const ms_pressure *pressure, ms__limits *limits, ms_plan **plan, ms_error *err)
 {
@@ -104,11 +104,11 @@ static int plan_assuming(const ms_graph *graph, const ms_hardware *hardware, con
 
 /*
  * The plan is made for the loop that holds most, and for less only if that does not fit; two steps later the
- * loop has been observed. To keep the choice monotone in the budget, the time at which the least careful
- * assumption meets its smallest budget bounds the more careful ones from above, and their times bound the
- * less careful ones from below.
+ * loop has been observed. A larger budget must not give a slower plan. So a plan for a loop that holds more may be at
+ * most as slow as the plan with which the loop that holds least meets its smallest budget, and a plan for a loop that
+ * holds less must be at least as slow as those for more.
  *
- * Segments that cost another forward are offered only under the least careful assumption. Otherwise users
+ * Segments that cost another forward are offered only for the loop that holds least. Otherwise users
  * would see slow steps for a loop that may not be theirs.
  */
 static int plan_unobserved(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, bool exact_only,

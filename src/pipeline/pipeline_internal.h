@@ -25,7 +25,7 @@ uint64_t ms__baseline_with_model(const ms_hardware *hardware, const ms_graph *gr
 void ms__pipeline_add_forced(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
                              ms_plan *plan);
 
-/* The smallest accepted budget, for any budget in the configuration. Takes one search of the solver. */
+/* The smallest accepted budget, for any budget in the configuration. Takes one search. */
 int ms__pipeline_smallest(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, uint64_t *bytes,
                           ms_error *err);
 

@@ -52,7 +52,7 @@ static uint32_t care_of(const ms_plan *plan)
     return (uint32_t)plan->assumed_outputs_held + (uint32_t)plan->assumed_gradients_live;
 }
 
-/* Whether plan `b` is to be preferred: it fits, it is for a loop that holds more, it is faster. */
+/* Whether plan `b` is to be preferred. What counts, in this order: it fits, its loop may hold more, it is faster. */
 static bool is_better(const ms_plan *b, const ms_plan *a)
 {
     if (a == NULL || b == NULL) {

@@ -1,7 +1,7 @@
 /*
  * Suggestions for a refused budget: techniques, options and optimizers that the user leaves unused, each with
  * the smallest budget that it alone would allow. Called by pipeline.c for refusals that users read; each line
- * costs one search of the solver.
+ * costs one search.
  */
 #include <stdio.h>
 #include <string.h>

@@ -136,7 +136,7 @@ static ms_plan *begin_again(const ms__step_case *facts, const uint32_t *rules, c
     return plan;
 }
 
-/* A comfortable plan leaves room in the cache for another model: the solver makes it without a search. */
+/* A comfortable plan leaves room in the cache for another model: it is made without a search. */
 static int make_again(const ms__step_case *facts, const ms_admission *admissions, const ms_plan *old, ms_plan **plan,
                       ms_error *err)
 {

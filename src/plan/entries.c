@@ -1,6 +1,6 @@
 /*
  * The reasons in each entry of a plan: its rule, bytes freed, time added and runner-up. They come from replays
- * that differ from the plan only in this node. Step options get the same. Called by the solver after it has
+ * that differ from the plan only in this node. Step options get the same. Called by the search after it has
  * chosen.
  */
 #include <string.h>

@@ -1,5 +1,5 @@
 /*
- * The files that compute an explanation: each fills its part of plan->why from replays. Called by the solver
+ * The files that compute an explanation: each fills its part of plan->why from replays. Called by the search
  * after its choice, and by uniform plans. Changes no choice.
  * Tests: tests/c/plan/test_explain.c.
  */

@@ -1,7 +1,7 @@
 /*
  * The plans for the next smaller and the next larger budget. With the variants sorted by bytes, a budget's plan
  * is the best variant up to that budget (select.c). So the neighbours are where that best changes to another
- * candidate. A plan that differs only by its cache is not a neighbour. Called by the solver, which holds the list.
+ * candidate. A plan that differs only by its cache is not a neighbour. Called by the search, which holds the list.
  */
 #include <string.h>
 

@@ -1,5 +1,5 @@
 /*
- * The plan as a value: created, freed, looked up, counted. Called by the solver, the parser and every holder
+ * The plan as a value: created, freed, looked up, counted. Called by the search, the parser and every holder
  * of a plan.
  */
 #include <string.h>

@@ -1,5 +1,5 @@
 /*
- * The solver: proposes candidates, selects one and makes its plan, or names the smallest budget. Called by
+ * The search: proposes candidates, selects one and makes its plan, or names the smallest budget. Called by
  * the pipeline with the rules' admissions.
  */
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /*
- * Uniform plans: one technique for every layer. The solver's plan is at least as good as any of them. They are
+ * Uniform plans: one technique for every layer. The search's plan is at least as good as any of them. They are
  * also the plans of warm-up steps, before there is a graph.
  */
 #include "base/units.h"

@@ -1,6 +1,6 @@
 /*
  * The rule policy, and who decides: a trained policy or the rules. The rule policy uses the rules' thresholds of memory
- * pressure. It only says which techniques the solver may use; the solver computes their cost.
+ * pressure. It only says which techniques the search may use; the search computes their cost.
  */
 #include <stdio.h>
 

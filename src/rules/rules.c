@@ -1,5 +1,5 @@
 /*
- * The rules. They admit or refuse every technique at every node, and name the rule; the solver chooses among
+ * The rules. They admit or refuse every technique at every node, and name the rule; the search chooses among
  * the admitted ones. The pipeline calls them. Pure: the same three documents give the same answer. Rules
  * don't consider a technique's cost.
  */

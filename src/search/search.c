@@ -1,5 +1,5 @@
 /*
- * The solver's set of candidates: replays each assignment once, keeps its result, and finds the candidates
+ * The search's set of candidates: replays each assignment once, keeps its result, and finds the candidates
  * that none dominates. solver.c owns it; families.c fills it.
  */
 #include "search/search.h"

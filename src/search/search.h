@@ -1,5 +1,5 @@
 /*
- * The solver's set of candidates, each replayed once without a cache. Graph, hardware and the techniques
+ * The search's set of candidates, each replayed once without a cache. Graph, hardware and the techniques
  * admitted under pressure determine the candidates; the budget does not, which makes the choice monotone.
  * families.c proposes, search.c replays and keeps, solver.c selects.
  *

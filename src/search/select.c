@@ -1,5 +1,5 @@
 /*
- * Selects the fastest candidate that fits. Called by the solver, which proposes the candidates.
+ * Selects the fastest candidate that fits. Called by the search, which proposes the candidates.
  *
  * Why the choice is monotone. A *variant* is a candidate with a cache of a stated size; its time and bytes do
  * not depend on the budget. The variants eligible at a budget include all that are eligible at a smaller one,

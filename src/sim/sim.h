@@ -1,6 +1,6 @@
 /*
  * The internals of the simulator: replays one training step event by event, in whole bytes and nanoseconds,
- * under one technique per node. Called by ms_simulate(), the solver and the explanations; decides nothing. A
+ * under one technique per node. Called by ms_simulate(), the search and the explanations; decides nothing. A
  * replay allocates nothing, so thousands of replays cost little.
  *
  * The model. Each storage of each node is an *instance*. It occupies the device while its hold count is above

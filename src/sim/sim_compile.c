@@ -1,6 +1,6 @@
 /*
  * Compiles a graph and a hardware description for the simulator: events get their times, storages the bytes
- * that the device's allocator takes for them. ms_simulate() and the solver call it once per graph.
+ * that the device's allocator takes for them. ms_simulate() and the search call it once per graph.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /*
- * One step, from forward to optimizer, and a run of two steps with its result. ms_simulate() and the solver call
+ * One step, from forward to optimizer, and a run of two steps with its result. ms_simulate() and the search call
  * it; sim_replay.c runs the nodes.
  *
  * Candidates are compared by their times with a cache whose size does not depend on the budget (select.c). So

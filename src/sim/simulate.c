@@ -1,5 +1,5 @@
 /*
- * The public simulator: one replay of one graph. The solver, which replays a graph many times, uses sim.h
+ * The public simulator: one replay of one graph. The search, which replays a graph many times, uses sim.h
  * directly.
  */
 #include "sim/step_options.h"

@@ -83,7 +83,7 @@ class StrategyContext:
 
 @dataclass(frozen=True, eq=False)
 class StrategyDecision(Mapping[str, Any]):
-    """The decision of stage 1: the policy's, or the caller's configuration if no policy decided.
+    """The decision: the policy's, or the caller's configuration if no policy decided.
 
     It also reads as a mapping of plain values: ``decision["mode"]``, ``dict(decision)``.
 
@@ -189,7 +189,7 @@ def plan_by_policy(
 def decision_as_configured(
     config_json: str, graph_json: str | None = None, hardware_json: str | None = None
 ) -> StrategyDecision:
-    """The decision if stage 1 does not run: the configuration as it is. Its context is known if graph and hardware
+    """The decision if no policy runs: the configuration as it is. Its context is known if graph and hardware
     are.
 
     Raises:

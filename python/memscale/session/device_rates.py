@@ -2,8 +2,8 @@
 
 C says what to run (`gpu_trials()`, `gpu_trial_next()`) and keeps the results in the user's cache, by device, driver and
 the process's precision of FP32 products. The first run on a device measures for a second at most. It draws no random
-numbers and changes no setting. The memory that it takes goes back to torch's allocator. `max_memory_allocated()` reads
-as before if it stood at the memory allocated now; otherwise the 256 MB that are taken may raise it.
+numbers and changes no setting. The memory that it takes goes back to torch's allocator. The peak
+of `max_memory_allocated()` is unchanged if it equalled the allocated bytes; otherwise measuring may raise it by 256 MB.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Manages the process's tensor memory while a model is wrapped on a CPU host.
 
-It installs the allocator of `hostmem` for one user, passes the ceiling of the plan in force
+It installs the allocator of `hostmem` for one wrapped model, passes the ceiling of the plan in force
 to it, and uninstalls it. `memscale/hostmem.h` documents the allocator.
 """
 
@@ -21,7 +21,7 @@ _ALL = 2**64 - 1  # bytes of the cache that stay
 
 
 class HostMemory:
-    """One user's share in the allocator of CPU tensors.
+    """One wrapped model's share in the allocator of CPU tensors.
 
     It must be installed before the process's baseline is measured. If the model is collected without
     `detach()`, the share is released with it. Not thread-safe.

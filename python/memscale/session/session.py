@@ -82,7 +82,7 @@ class Session:
         self.config = config
         self.config_json = config.to_json()
         self._planned_for = self.config_json  # the config after the policy stage
-        self._decision: StrategyDecision | None = None  # stage 1's, if it ran
+        self._decision: StrategyDecision | None = None  # of the policy stage, if it ran
         self._optimizer = optimizer
         self._profiler = MemoryProfiler(config)
         self._has_sample = False
@@ -93,7 +93,9 @@ class Session:
         self._first: str | None = None  # the shape that training began with
         self._pending = 0, 0  # bytes that earlier forwards of the step under way hold, and their number
         self._more_bytes = 0  # of tensors that the script came to hold during training; the baseline includes them
-        self._has_run = False  # whether a step ended: from then on a shape that fits no plan does not end the training
+        self._has_run = (
+            False  # whether a step ended: from then on a shape for which no plan fits does not end the training
+        )
         self._beyond: set[str] = set()  # shapes that run under their smallest plan, over the budget
         self._was_beyond = False
         self._told_beyond = self._told_over = self._told_evaluation = False
@@ -190,7 +192,7 @@ class Session:
         wait_until_alone: Callable[[], bool],
     ) -> bool:
         """If inputs keep growing, traces larger ones than these: their plan serves all up to them. False if these
-        are to be traced themselves; that holds from then on if larger ones can't be traced or no plan fits them."""
+        inputs have to be traced. If larger ones can't be traced, or no plan fits them, it stays False."""
         from ..base.signature import resized_arguments
 
         may_trace = self._may_trace_ahead and not self.follows_parts
@@ -375,7 +377,7 @@ class Session:
 
     @property
     def decision(self) -> StrategyDecision:
-        """The decision of stage 1, or the configuration as it is if stage 1 does not run or has not run yet."""
+        """The policy's decision, or the configuration as it is if no policy runs or has run yet."""
         if self._decision is not None:
             return self._decision
         graph, hardware = self.documents
@@ -425,8 +427,8 @@ class Session:
         return plan
 
     def _make_plan_or_smallest(self, signature: str, has_other: bool) -> str:
-        """The plan as JSON. If no plan fits a later shape, or one that has trained already and has no other plan, it
-        gets its smallest plan, with one warning per run."""
+        """The plan as JSON. A later shape gets its smallest plan if none fits. So does the first shape, once it has
+        trained and has no other plan. One warning per run says so."""
         graph = self._graphs[signature]
         try:
             plan = self._make_plan(graph)
@@ -455,8 +457,8 @@ class Session:
         return plan
 
     def evaluation_ended(self, before_bytes: int, peak_bytes: int, rows: int) -> None:
-        """Warns once of an evaluation that exceeds the budget, with C's text. Beside a training that exceeds it, which
-        was told and leaves its maps in the cache, it says nothing."""
+        """Warns once of an evaluation that exceeds the budget, with C's text. Says nothing if training exceeds the
+        budget too: the user has been warned, and training's maps are still in the cache."""
         if self._current in self._beyond:
             return
         line = _core.plan_evaluation(self.config_json, before_bytes, peak_bytes, rows)
@@ -658,8 +660,8 @@ class Session:
 
     def holds_more(self, more_bytes: int, waiting_forwards: int) -> ExecutionPlan | None:
         """From now on plans leave room for `more_bytes` of tensors that the script came to hold. If earlier forwards of
-        the step hold them, that is so for the step under way; later plans know of these forwards. Returns a plan for
-        the step under way, if the one in force has to change."""
+        the step hold them, the bytes count only in this step: later plans count these forwards. Returns a plan for the
+        step under way, if the one in force has to change."""
         signature = self._current
         if self.config.memory_budget_gb is None or signature is None or signature not in self._plans:
             return None
@@ -677,8 +679,8 @@ class Session:
         return self._plan(signature)
 
     def _know_pending(self) -> bool:
-        """After a step in which forwards waited for their backward: plans count what these hold under the plan itself,
-        in place of what they held. Returns whether it was such a step."""
+        """After a step in which forwards waited for their backward: from now on plans compute what waiting forwards
+        hold, instead of using the bytes measured in this step. Returns whether it was such a step."""
         pending_bytes, forwards = self._pending
         if forwards == 0:
             return False

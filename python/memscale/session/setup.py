@@ -237,7 +237,8 @@ def _plan_samples(
 
 
 def _warn_of_several_budgets(executor: Executor, config: Config) -> None:
-    """Warns if another model has a budget: budgets are the process's, and plans don't know of each other."""
+    """Warns if another model has a budget: budgets are the process's, and a plan counts the other
+    model's parameters, but not its step."""
     if config.memory_budget_gb is None:
         return
     if _others_have_budgets():

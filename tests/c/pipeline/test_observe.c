@@ -198,7 +198,7 @@ static void a_step_of_smaller_inputs_can_only_raise_scratch(void **state)
     f->seen.peak_bytes -= 100 * MIB;
     f->seen.step_ns /= 3;
     for (f->seen.step = 1; f->seen.step < 70; f->seen.step++) {
-        assert_int_equal(observe_line(f, "of smaller inputs"), MS_DRIFT_NONE);
+        assert_int_equal(observe_line(f, "inputs were smaller"), MS_DRIFT_NONE);
     }
     f->seen.peak_bytes += 400 * MIB;
     assert_int_equal(observe_line(f, "peak"), MS_DRIFT_PEAK);

@@ -148,28 +148,28 @@ typedef struct ms_observation {
     uint64_t optimizer_state_bytes;  /* of the optimizer that stepped */
     bool outputs_held;
     bool gradients_live_in_forward;
-    bool gradients_cleared; /* gradients that live in forward were freed before each backward; false before the first */
-    bool loop_seen; /* the three above were observed */
-    bool gradients_released; /* by that optimizer in backward, at its caller's request */
-    bool gradients_needed; /* all needed before one is used: by a GradScaler, clipping or accumulation */
-    bool smaller_inputs; /* than planned: the step may take less memory and time */
-    bool keeps_reserve; /* never lower the reserve: ranks differ, and only one was measured */
-    bool replan_refused; /* after corrections no plan fits: this plan stays in force, and its peak came
+    bool gradients_cleared;          /* those were freed before each backward; false before the first */
+    bool loop_seen;                  /* the three above were observed */
+    bool gradients_released;         /* by that optimizer in backward, at its caller's request */
+    bool gradients_needed;           /* all needed before one is used: by a GradScaler, clipping or accumulation */
+    bool smaller_inputs;             /* than planned: the step may take less memory and time */
+    bool keeps_reserve;              /* never lower the reserve: ranks differ, and only one was measured */
+    bool replan_refused;             /* after corrections no plan fits: this plan stays in force, and its peak came
                                       * from other documents */
-    uint64_t plans; /* made for these inputs so far; 0 or MS_UNSET: unknown */
-    uint32_t step; /* counted from 1 after wrap() */
-    uint32_t plan_steps; /* steps under this plan, this one included */
-    uint32_t time_lag; /* 0 on a host; a device's steps end later than the host queues them */
+    uint64_t plans;                  /* made for these inputs so far; 0 or MS_UNSET: unknown */
+    uint32_t step;                   /* counted from 1 after wrap() */
+    uint32_t plan_steps;             /* steps under this plan, this one included */
+    uint32_t time_lag;               /* 0 on a host; a device's steps end later than the host queues them */
 } ms_observation;
 
 /* The reason for a new plan. */
 typedef enum ms_drift {
     MS_DRIFT_NONE,
-    MS_DRIFT_LOOP, /* the loop differs from the assumption */
+    MS_DRIFT_LOOP,      /* the loop differs from the assumption */
     MS_DRIFT_OPTIMIZER, /* the optimizer's state or its use of gradients differs */
-    MS_DRIFT_PEAK, /* measured peak over the budget; without a budget, more than 5% above the plan's */
-    MS_DRIFT_TIME, /* measured step time more than 5% off, if that affects a choice */
-    MS_DRIFT_RESERVE /* memory beside tensors is less than reserved, or differs from the expectation */
+    MS_DRIFT_PEAK,      /* measured peak over the budget; without a budget, more than 5% above the plan's */
+    MS_DRIFT_TIME,      /* measured step time more than 5% off, if that affects a choice */
+    MS_DRIFT_RESERVE    /* memory beside tensors is less than reserved, or differs from the expectation */
 } ms_drift;
 /* "none", "loop", "optimizer", "peak", "time" or "reserve"; and its sentence for a log. */
 MS_API const char *ms_drift_name(ms_drift drift);

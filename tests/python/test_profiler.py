@@ -164,6 +164,8 @@ class Branching(nn.Module):
         lambda x, y: x[0, 0].item(),
         lambda x, y: (x > 0).all(),
         lambda x, y: torch.rand(()) < 2,
+        lambda x, y: torch.zeros(2).uniform_().sum() < 2,
+        lambda x, y: torch.zeros(2, dtype=torch.int).random_(3)[0] < 4,
     ],
 )
 def test_branches_on_data_are_refused(decide, capfd):

@@ -94,9 +94,9 @@ class StaticTracer(LiveTracer):
 def _follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: FakeTensor) -> None:
     """Computes the result's value if all operands' are known, else forgets it."""
     most = _MOST_FLOATS if result.dtype.is_floating_point else _MOST_ELEMENTS
-    if result.is_complex() or result.numel() > most or torch.Tag.nondeterministic_seeded in func.tags:
-        return
     try:
+        if result.is_complex() or result.numel() > most or torch.Tag.nondeterministic_seeded in func.tags:
+            raise _Unknown
         # The operand of `torch.tensor(...)` is real.
         real_args = (
             args if func is _LITERAL and type(args[0]) is torch.Tensor else tuple(_real(value) for value in args)

@@ -203,7 +203,14 @@ def _work(graph):
 
 
 @pytest.mark.parametrize("dtype", [torch.int, torch.float])
-@pytest.mark.parametrize("write", [torch.Tensor.copy_, lambda flags, data: torch._foreach_copy_([flags], [data])])
+@pytest.mark.parametrize(
+    "write",
+    [
+        torch.Tensor.copy_,
+        lambda flags, data: torch._foreach_copy_([flags], [data]),
+        lambda flags, data: torch.mul(data.to(flags.dtype), 2, out=flags),
+    ],
+)
 def test_a_value_overwritten_by_data_is_not_known_any_more(dtype, write):
     def decide(x, y):
         flags = torch.ones(2, dtype=dtype)

@@ -84,7 +84,7 @@ class StaticTracer(LiveTracer):
         if type(result) is FakeTensor and (self.is_forward or not result.dtype.is_floating_point):
             _follow(func, args, kwargs or {}, result)
         elif func._schema.is_mutable:
-            _forget(args)
+            _forget(*args, *(kwargs or {}).values())
         return result
 
 
@@ -110,15 +110,15 @@ def _follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Fa
         setattr(result, _VALUE, value)
     except Exception:
         if func._schema.is_mutable:
-            _forget(args)
+            _forget(*args, *kwargs.values())
         if hasattr(result, _VALUE):
             delattr(result, _VALUE)
 
 
-def _forget(args: tuple[Any, ...]) -> None:
-    """Makes the values unknown of every tensor that shares a storage with one among `args`, to which an operator wrote.
+def _forget(*operands: Any) -> None:
+    """An operator wrote to some of `operands`: makes the values unknown of every tensor that shares a storage with one.
     To reach all of these, the storage of the known values is emptied."""
-    for tensor in tensors_of(args):
+    for tensor in tensors_of(operands):
         known = getattr(tensor, _VALUE, None)
         if known is not None:
             known.untyped_storage().resize_(0)

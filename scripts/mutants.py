@@ -1,10 +1,10 @@
 """Changes one operator or constant of the C rules at a time and runs the tests of the rooms that use the file.
 
-`python scripts/mutants.py [--rooms rules,search,...] [--count 500] [--seed 1] [--first 0]`. Each change is a mutant. If
-a test fails, it is killed; if none does, it survives and is printed: either a test is missing, or the change makes no
-difference. One whose tests do not end is counted by itself, because a busy machine does the same. Works on a copy of
-the sources below build/mutants, so the checkout stays as it is, and a run that is stopped goes on with `--first`. The
-same seed gives the same sample. Run `make build` first: it leaves meson in .venv.
+`python scripts/mutants.py [--rooms rules,search,...] [--count 500] [--seed 1] [--first 0] [--only 3,7]`. Each change is
+a mutant. If a test fails, or hangs, it is killed; if none does, it survives and is printed: a test is missing, or the
+change makes no difference. Works on a copy of the sources below build/mutants, so the checkout stays as it is, and a
+run that is stopped goes on with `--first`. The same seed gives the same sample, and `--only` runs some of it again. Run
+`make build` first: it leaves meson in .venv.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ CHANGES = (
     *((" += ", " -= "), (" -= ", " += "), ("return true;", "return false;"), ("return false;", "return true;")),
     *(("ms__max_u64(", "ms__min_u64("), ("ms__min_u64(", "ms__max_u64("), ("continue;", "break;"), ("if (!", "if (")),
 )
-_SECONDS_LEAST = 120
-_TIMES_UNCHANGED = 4  # a mutant may loop for ever: its tests get this many times what they take unchanged
+_SECONDS_LEAST = 60
+_TIMES_UNCHANGED = 10  # a mutant may loop for ever: a test gets this many times what it takes unchanged
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,14 +65,25 @@ def _code_of(text: str) -> str:
     return re.sub(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"', blank, text, flags=re.DOTALL)
 
 
+def _changes_nothing(code: str, old: str, new: str) -> bool:
+    """Whether the change makes < to <= between operands that are known to differ, or > to >=."""
+    if old.strip() + new.strip() not in ("<<=", ">>="):
+        return False
+    differ = re.search(r"([\w.>\[\]-]+) != ([\w.>\[\]-]+)", code)
+    return differ is not None and f"{differ[1]}{old}{differ[2]}" in code
+
+
 def mutants_of(path: pathlib.Path) -> Iterator[Mutant]:
     name = str(path.relative_to(ROOT))
+    before = ""
     for number, line in enumerate(_code_of(path.read_text(encoding="utf-8")).splitlines(), 1):
         if line.lstrip().startswith("#"):
             continue
         for old, new in CHANGES:
             for match in re.finditer(re.escape(old), line):
-                yield Mutant(name, number, match.start(), old, new)
+                if not _changes_nothing(before + line, old, new):
+                    yield Mutant(name, number, match.start(), old, new)
+        before = line
 
 
 def sample(rooms: list[str], count: int, seed: int) -> list[Mutant]:
@@ -83,56 +94,62 @@ def sample(rooms: list[str], count: int, seed: int) -> list[Mutant]:
     return found[:count]
 
 
-def _run(*command: str, seconds: float | None = None) -> int:
-    """The exit code, or 124 if the time is over."""
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+def _run(*command: str) -> int:
+    return subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False).returncode
+
+
+@dataclasses.dataclass
+class Test:
+    """A program of a room's tests, its target in ninja, its environment, and its seconds with unchanged sources."""
+
+    target: str
+    command: list[str]
+    folder: str
+    environment: dict[str, str]
+    seconds: float = 0.0
+
+    def run(self) -> str:
+        """ "passed", "failed", or "endless": it takes far longer than unchanged."""
+        limit = max(_SECONDS_LEAST, _TIMES_UNCHANGED * self.seconds) if self.seconds else None
+        environment = {**os.environ, **self.environment}
+        quiet = subprocess.DEVNULL
         try:
-            return process.wait(seconds)
+            done = subprocess.run(
+                self.command, cwd=self.folder, env=environment, stdout=quiet, stderr=quiet, timeout=limit, check=False
+            )
         except subprocess.TimeoutExpired:
-            process.terminate()  # meson then ends its tests, which a kill would leave behind
-            process.wait()
-            return 124
-        finally:
-            process.terminate()
-
-
-def _targets(build: pathlib.Path) -> dict[str, list[str]]:
-    """The programs of each suite's tests."""
-    said = subprocess.run(["meson", "introspect", "--tests", str(build)], capture_output=True, check=True).stdout
-    found: dict[str, list[str]] = {}
-    for test in json.loads(said):
-        program = pathlib.Path(test["cmd"][0])
-        if program.is_relative_to(build):
-            found.setdefault(test["suite"][0].split(":")[-1], []).append(str(program.relative_to(build)))
-    return found
+            return "endless"
+        return "failed" if done.returncode else "passed"
 
 
 class Suites:
     """Builds and runs the tests of some rooms, in a build folder."""
 
     def __init__(self, build: pathlib.Path) -> None:
-        self._build, self._targets = build, _targets(build)
-        self._seconds: dict[tuple[str, ...], float] = {}
+        self._build = build
+        self._tests: dict[str, list[Test]] = {}
+        said = subprocess.run(["meson", "introspect", "--tests", str(build)], capture_output=True, check=True).stdout
+        for test in json.loads(said):
+            program = pathlib.Path(test["cmd"][0])
+            if program.is_relative_to(build):
+                target = str(program.relative_to(build))
+                room = test["suite"][0].split(":")[-1]
+                found = Test(target, test["cmd"], test["workdir"], test["env"])
+                self._tests.setdefault(room, []).append(found)
 
-    def build(self, rooms: tuple[str, ...]) -> bool:
-        targets = [target for room in rooms for target in self._targets[room]]
-        return _run("ninja", "-C", str(self._build), "-j", "2", *targets) == 0
+    def of(self, rooms: tuple[str, ...]) -> list[Test]:
+        """The tests of the rooms, the quickest first: most mutants are killed by them. Runs them unchanged at first."""
+        tests = [test for room in rooms for test in self._tests[room]]
+        for test in tests:
+            if test.seconds == 0.0:
+                start = time.monotonic()
+                if not self.build(test) or test.run() != "passed":
+                    sys.exit(f"the unchanged test {test.target} fails")
+                test.seconds = time.monotonic() - start
+        return sorted(tests, key=lambda test: test.seconds)
 
-    def run(self, rooms: tuple[str, ...]) -> int:
-        """The exit code; 124 if the tests do not end in a few times what they take unchanged."""
-        suites = [f"--suite={room}" for room in rooms]
-        most = self._seconds.get(rooms)
-        limit = None if most is None else max(_SECONDS_LEAST, _TIMES_UNCHANGED * most)
-        command = ("meson", "test", "-C", str(self._build), "--no-rebuild", "--maxfail=1", "-t", "100", *suites)
-        return _run(*command, seconds=limit)
-
-    def time(self, rooms: tuple[str, ...]) -> None:
-        """Runs the unchanged tests, which must pass, and notes how long they take."""
-        start = time.monotonic()
-        if rooms not in self._seconds:
-            if not self.build(rooms) or self.run(rooms) != 0:
-                sys.exit(f"the unchanged tests of {', '.join(rooms)} fail")
-            self._seconds[rooms] = time.monotonic() - start
+    def build(self, test: Test) -> bool:
+        return _run("ninja", "-C", str(self._build), test.target) == 0
 
 
 def _prepare(copy: pathlib.Path) -> pathlib.Path:
@@ -155,9 +172,8 @@ def _prepare(copy: pathlib.Path) -> pathlib.Path:
 
 
 def outcome(mutant: Mutant, copy: pathlib.Path, suites: Suites) -> str:
-    """Builds and tests one mutant: "killed", "survived", "endless" or "invalid" (it does not compile)."""
-    rooms = ROOMS[mutant.file.split("/")[1]]
-    suites.time(rooms)
+    """Builds and tests a mutant: "killed", "endless" (a test hangs), "survived" or "invalid" (it does not compile)."""
+    tests = suites.of(ROOMS[mutant.file.split("/")[1]])
     path = copy / mutant.file
     text = path.read_text(encoding="utf-8")
     lines = text.splitlines(keepends=True)
@@ -165,9 +181,13 @@ def outcome(mutant: Mutant, copy: pathlib.Path, suites: Suites) -> str:
     lines[mutant.line - 1] = line[: mutant.column] + mutant.new + line[mutant.column + len(mutant.old) :]
     path.write_text("".join(lines), encoding="utf-8")
     try:
-        if not suites.build(rooms):
-            return "invalid"
-        return {0: "survived", 124: "endless"}.get(suites.run(rooms), "killed")
+        for test in tests:
+            if not suites.build(test):
+                return "invalid"
+            word = test.run()
+            if word != "passed":
+                return "killed" if word == "failed" else word
+        return "survived"
     finally:
         path.write_text(text, encoding="utf-8")
 
@@ -178,6 +198,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=500, help="mutants in the sample")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--first", type=int, default=0, help="number of the first mutant to run, from 0")
+    parser.add_argument("--only", help="numbers of the mutants to run, by commas")
     parser.add_argument("--list", action="store_true", help="only print the sample")
     options = parser.parse_args()
     chosen = sample(options.rooms.split(","), options.count, options.seed)
@@ -188,15 +209,18 @@ def main() -> int:
     copy = ROOT / "build" / "mutants"
     suites = Suites(_prepare(copy))
     totals = {"killed": 0, "survived": 0, "endless": 0, "invalid": 0}
-    for number, mutant in enumerate(chosen[options.first :], options.first):
+    only = None if options.only is None else set(map(int, options.only.split(",")))
+    for number, mutant in enumerate(chosen):
+        if number < options.first or (only is not None and number not in only):
+            continue
         word = outcome(mutant, copy, suites)
         totals[word] += 1
         print(f"{number:4} {word:8} {mutant}", flush=True)
-    tried = totals["killed"] + totals["survived"]
-    share = totals["killed"] / max(tried, 1)
+    seen = totals["killed"] + totals["endless"]
+    tried = seen + totals["survived"]
     print(
-        f"{tried} mutants, {totals['killed']} killed ({share:.0%}); "
-        f"{totals['endless']} ran too long, {totals['invalid']} do not compile"
+        f"{tried} mutants, {seen} killed ({seen / max(tried, 1):.0%}; {totals['endless']} because a test hung); "
+        f"{totals['invalid']} do not compile"
     )
     return 0
 

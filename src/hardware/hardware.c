@@ -10,6 +10,7 @@
 #include "base/os/file.h"
 #include "base/units.h"
 #include "device/device.h"
+#include "hardware/isa.h"
 #include "hardware/probe.h"
 #include "hardware/rates.h"
 #include "memscale/hardware.h"
@@ -91,8 +92,8 @@ static key_text cpu_key(const ms_cpu *cpu)
 {
     key_text machine = machine_key();
     key_text key;
-    snprintf(key.text, sizeof key.text, "%.600s cpus %u isa %x name %s", machine.text, (unsigned)cpu->usable_cpus,
-             (unsigned)cpu->isa, cpu->name);
+    snprintf(key.text, sizeof key.text, "%.600s cpus %u isa %x products %x name %s", machine.text,
+             (unsigned)cpu->usable_cpus, (unsigned)cpu->isa, (unsigned)ms__isa_of_products(cpu->isa), cpu->name);
     return key;
 }
 

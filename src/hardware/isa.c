@@ -54,6 +54,17 @@ uint32_t ms__isa_detect(void)
     return isa;
 }
 
+static bool is_of_intel(void)
+{
+    uint32_t most, name[3];
+    return __get_cpuid(0, &most, &name[0], &name[2], &name[1]) && memcmp(name, "GenuineIntel", sizeof name) == 0;
+}
+
+uint32_t ms__isa_of_products(uint32_t isa)
+{
+    return is_of_intel() ? isa : isa & ~(uint32_t)MS_ISA_AVX512F;
+}
+
 #elif defined(__aarch64__)
 
 uint32_t ms__isa_detect(void)
@@ -66,6 +77,15 @@ uint32_t ms__isa_detect(void)
 uint32_t ms__isa_detect(void)
 {
     return 0;
+}
+
+#endif
+
+#if !defined(__x86_64__) && !defined(__i386__)
+
+uint32_t ms__isa_of_products(uint32_t isa)
+{
+    return isa;
 }
 
 #endif

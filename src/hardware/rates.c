@@ -15,6 +15,7 @@
 #include "base/thread.h"
 #include "base/units.h"
 #include "hardware/evaluate_kernel.h"
+#include "hardware/isa.h"
 #include "hardware/matmul_kernel.h"
 
 /* Rates of an ordinary machine, for descriptions made without measuring. */
@@ -130,7 +131,7 @@ static uint64_t measure_matmul(const team *t, uint32_t index)
     alignas(64) float a[MS__KERNEL_PANEL_FLOATS];
     alignas(64) float b[MS__KERNEL_PANEL_FLOATS];
     alignas(64) float tile[MS__KERNEL_TILE_FLOATS];
-    ms__matmul_kernel kernel = ms__matmul_kernel_for(t->isa);
+    ms__matmul_kernel kernel = ms__matmul_kernel_for(ms__isa_of_products(t->isa));
     (void)index;
     for (size_t i = 0; i < MS__KERNEL_PANEL_FLOATS; i++) {
         a[i] = 1.0f / (float)(i % 97 + 1);

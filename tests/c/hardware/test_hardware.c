@@ -311,6 +311,18 @@ static void detected_instruction_sets_are_those_of_the_compiler(void **state)
 #endif
 }
 
+static void products_take_avx_512_on_intels_processors_alone(void **state)
+{
+    (void)state;
+    const uint32_t all = MS_ISA_AVX2 | MS_ISA_AVX512F | MS_ISA_NEON;
+#if defined(__x86_64__)
+    assert_int_equal(ms__isa_of_products(all), __builtin_cpu_is("intel") ? all : all & ~(uint32_t)MS_ISA_AVX512F);
+#else
+    assert_int_equal(ms__isa_of_products(all), all);
+#endif
+    assert_int_equal(ms__isa_of_products(0), 0);
+}
+
 /* A kernel that computes nothing would seem fast. */
 static void the_timed_kernel_multiplies(void **state)
 {
@@ -440,6 +452,7 @@ int main(void)
         cmocka_unit_test(running_out_of_memory_leaks_nothing),
         cmocka_unit_test(instruction_sets_have_one_name_each),
         cmocka_unit_test(detected_instruction_sets_are_those_of_the_compiler),
+        cmocka_unit_test(products_take_avx_512_on_intels_processors_alone),
         cmocka_unit_test(the_timed_kernel_multiplies),
         cmocka_unit_test(processors_have_names),
         cmocka_unit_test(no_driver_is_no_gpu),

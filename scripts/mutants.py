@@ -40,6 +40,7 @@ CHANGES = (
     *((" += ", " -= "), (" -= ", " += "), ("return true;", "return false;"), ("return false;", "return true;")),
     *(("ms__max_u64(", "ms__min_u64("), ("ms__min_u64(", "ms__max_u64("), ("continue;", "break;"), ("if (!", "if (")),
 )
+_QUICK = ("-Dshared=false", "-Ddebug=false", "-Doptimization=1")  # to build: that takes as long as most tests
 _SECONDS_LEAST = 60
 _TIMES_UNCHANGED = 10  # a mutant may loop for ever: a test gets this many times what it takes unchanged
 
@@ -163,7 +164,7 @@ def _prepare(copy: pathlib.Path) -> pathlib.Path:
             shutil.copymode(source, target)
     build = copy / "build"
     if not (build / "build.ninja").is_file():
-        code = _run("meson", "setup", str(build), str(copy), "-Dpython=disabled", "-Dserver=disabled")
+        code = _run("meson", "setup", str(build), str(copy), "-Dpython=disabled", "-Dserver=disabled", *_QUICK)
         if code != 0:
             sys.exit("meson setup failed")
     if _run("ninja", "-C", str(build), "-j", "2") != 0:

@@ -232,6 +232,13 @@ static uint32_t count_entries(const ms_plan *plan, int technique)
     return count;
 }
 
+static void write_text(FILE *out, char *text)
+{
+    assert_non_null(text);
+    fprintf(out, "%s\n", text);
+    ms_free(text);
+}
+
 static void write_choices(FILE *out, const ms_plan *plan)
 {
     uint32_t packed = 0;
@@ -263,7 +270,9 @@ static void write_plan(FILE *out, const fixture_planning *f, uint64_t budget_byt
             (unsigned long long)plan->reserve_bytes, (unsigned long long)replay->step_ns,
             (unsigned long long)(replay->stall_forward_ns + replay->stall_backward_ns));
     write_choices(out, plan);
-    fprintf(out, "; %016llx\n", (unsigned long long)checksum_of(f, budget_bytes, plan));
+    ms_plan_optimizer optimizer = ms_plan_for_optimizer(plan, &f->config);
+    fprintf(out, "%s; %016llx\n", optimizer.may_release ? ", may release" : "",
+            (unsigned long long)checksum_of(f, budget_bytes, plan));
     ms_plan_free(plan);
 }
 
@@ -274,8 +283,9 @@ static void write_plans(FILE *out, const struct subject *subject, const struct m
     f.config.mode = subject->mode;
     f.config.enable_tiling = subject->mode == MS_MODE_AGGRESSIVE;
     uint64_t smallest = fixture_smallest_budget(&f), need = fixture_need(&f);
-    fprintf(out, "%s, %s: smallest %llu, need %llu\n", subject->name, machine->name, (unsigned long long)smallest,
+    fprintf(out, "%s, %s: smallest %llu, need %llu; ", subject->name, machine->name, (unsigned long long)smallest,
             (unsigned long long)need);
+    write_text(out, ms_plan_intent(f.hardware, &f.config, "Model", f.graph->residents.parameter_bytes));
     for (uint64_t k = 0; k < BUDGETS; k++) {
         write_plan(out, &f, fixture_budget(smallest, need, k, BUDGETS));
     }

@@ -222,6 +222,39 @@ def test_a_value_overwritten_by_data_is_not_known_any_more(dtype, write):
         trace(Branching(decide), torch.randn(2, 4))
 
 
+class Spoken(nn.Module):
+    """The forward of a model of speech: it takes the lengths of the labels out of their padding."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 12)
+
+    def forward(self, x, labels):
+        given = labels >= 0
+        lengths = torch.full((len(x),), x.shape[1])
+        if given.sum(1).max() == 0:
+            return self.linear(x).sum()
+        scores = self.linear(x).log_softmax(-1).transpose(0, 1)
+        return nn.functional.ctc_loss(scores, labels.masked_select(given), lengths, given.sum(1), reduction="mean")
+
+
+def test_integers_of_the_batch_are_known_if_the_forward_reads_them():
+    labels = torch.tensor([[1, 2, 3, 4, 5], [3, 1, -100, -100, -100]])
+    x = torch.randn(2, 40, 8)
+    traced, real = trace(Spoken(), x, labels), trace_live(Spoken(), (x, labels), {}, lambda loss: loss)
+    assert Replay(traced).saved == Replay(real).saved
+    assert Replay(traced).peak == Replay(real).peak
+    few = trace(Spoken(), x, labels.clamp(max=0).where(labels == 1, -100))
+    assert Replay(few).peak < Replay(traced).peak
+
+
+def test_places_of_known_values_are_known():
+    def decide(x, y):
+        return torch.tensor([0, 3, 0]).nonzero()[0, 0] == 1
+
+    assert Replay(trace(Branching(decide), torch.randn(2, 4))).saved
+
+
 def test_masks_of_ones_change_the_graph_and_the_description():
     case = MODELS["llama"]()
     for module in case.model.modules():

@@ -15,7 +15,10 @@ from ..base.aside import standing_aside
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Misfit", "misfit_of"]
+__all__ = ["Misfit", "misfit_of", "reads_values"]
+
+_OF_VALUES = "DataDependentOutputException", "DynamicOutputShapeException"
+_OF_FAKES = *_OF_VALUES, "UnsupportedFakeTensorException", "UnsupportedOperatorException"
 
 
 class Misfit(TypeError):
@@ -30,22 +33,21 @@ def misfit_of(
     cause = error.__cause__
     if isinstance(cause, Misfit):
         return _line(cause)
-    if cause is None or _is_about_fakes(cause) or not _can_run(model, args, kwargs):
+    if cause is None or _is_of_fakes(cause, _OF_FAKES) or not _can_run(model, args, kwargs):
         return None
     refusal = _refusal(model, args, kwargs)
     return None if refusal is None else _line(refusal)
 
 
-def _is_about_fakes(cause: BaseException) -> bool:
-    """Whether the error can only come from a fake tensor."""
+def reads_values(error: BaseException | None) -> bool:
+    """Whether a trace ended with `error` because the forward needs a value that is not known."""
+    return error is not None and _is_of_fakes(error.__cause__, _OF_VALUES)
+
+
+def _is_of_fakes(cause: BaseException | None, names: tuple[str, ...]) -> bool:
+    """Whether the error is one of these, which only come from fake tensors."""
     from torch._subclasses import fake_tensor
 
-    names = (
-        "DataDependentOutputException",
-        "DynamicOutputShapeException",
-        "UnsupportedFakeTensorException",
-        "UnsupportedOperatorException",
-    )
     kinds = tuple(kind for kind in (getattr(fake_tensor, name, None) for name in names) if kind is not None)
     return isinstance(cause, kinds)
 

@@ -32,7 +32,7 @@ from ..config import check_config
 from ..device import AUTOCAST_KINDS, kind_of, training_device
 from ..errors import IntegrationError, MemScaleError, ProfileError
 from ..model.caches import without_cache
-from .misfit import Misfit
+from .misfit import Misfit, reads_values
 
 if TYPE_CHECKING:
     import torch
@@ -55,6 +55,17 @@ class _Stepping(NamedTuple):
 
     optimizers: list[torch.optim.Optimizer]
     is_given: bool
+
+
+class _Way(NamedTuple):
+    """How a trace treats values: whether transformers may branch on some (`libraries_branch_on_values`), and whether
+    those of the sample's integer tensors are known."""
+
+    branches: bool
+    knows_integers: bool
+
+
+_WAYS = _Way(True, False), _Way(False, False), _Way(True, True)
 
 
 class MemoryProfiler:
@@ -89,14 +100,16 @@ class MemoryProfiler:
         Args:
             model: the root module. It is traced in training mode and not changed.
             sample_args, sample_kwargs: arguments of a training forward. Only shapes, dtypes and plain
-                values matter. Tensors are not read, except masks in host memory.
+                values matter. Tensors are not read, except masks, and integers if the forward reads one, in host
+                memory.
             optimizer: the optimizer that will step; None: those that live and update the model's parameters. A
                 copy is stepped on fake gradients. If there is none, or that fails, or it is somebody else's that was
                 not given, an AdamW's state is assumed.
             calls: records how layers are called.
 
         The first attempt lets transformers branch on values (`libraries_branch_on_values`). It fails if
-        such a value is not known, and a second attempt traces without those branches.
+        such a value is not known, and a second attempt traces without those branches. If both fail because the forward
+        reads a value, as a loss that takes the lengths of labels does, a third takes the integers of the sample.
 
         With `enable_tiling` the step is traced a second time, with position-wise modules in tiles.
 
@@ -118,21 +131,36 @@ class MemoryProfiler:
             raise TypeError(f"model: expected an nn.Module, got {type(model).__name__}")
         kwargs = without_cache(model, sample_args, dict(sample_kwargs or {}))
         stepping = _Stepping(optimizers_of(model), False) if optimizer is None else _Stepping([optimizer], True)
-        branches = True
-        try:
-            graph = self._trace(model, sample_args, kwargs, stepping, branches, calls)
-        except ProfileError as error:
-            _log.debug("%s; tracing as a compiler would", error)
-            branches = False
-            graph = self._trace(model, sample_args, kwargs, stepping, branches, calls)
+        graph, way = self._trace_somehow(model, sample_args, kwargs, stepping, calls)
         if self._config is None or not self._config.enable_tiling:
             return graph
         try:
-            tiled = self._trace(model, sample_args, kwargs, stepping, branches, in_tiles=True)
+            tiled = self._trace(model, sample_args, kwargs, stepping, way, in_tiles=True)
         except ProfileError as error:
             _log.debug("in tiles: %s", error)
             return graph
         return _core.graph_add_tiled(graph, tiled)
+
+    def _trace_somehow(
+        self,
+        model: torch.nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        stepping: _Stepping,
+        calls: CompiledCalls | None,
+    ) -> tuple[str, _Way]:
+        """The graph, and the first of _WAYS that gives one."""
+        failed: ProfileError | None = None
+        for way in _WAYS:
+            if way.knows_integers and not reads_values(failed):
+                break
+            try:
+                return self._trace(model, args, kwargs, stepping, way, calls), way
+            except ProfileError as error:
+                _log.debug("%s; it was traced with %s", error, way)
+                failed = error
+        assert failed is not None
+        raise failed
 
     def _expects_8bit(self, model: torch.nn.Module) -> bool:
         """Whether the model's AdamW will get 8-bit state of memscale's; on a GPU that takes another package."""
@@ -145,7 +173,7 @@ class MemoryProfiler:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         stepping: _Stepping,
-        branch_on_values: bool,
+        way: _Way,
         calls: CompiledCalls | None = None,
         in_tiles: bool = False,
     ) -> str:
@@ -168,13 +196,13 @@ class MemoryProfiler:
         optimizers = stepping.optimizers
         if not stepping.is_given:
             optimizers = [] if expects_8bit else to_trace(optimizers, model)
-        step = _StaticStep(model, tracer, twins, expects_8bit, calls)
+        step = _StaticStep(model, tracer, twins, expects_8bit, way.knows_integers, calls)
         try:
 
             def run(snapshot: Snapshot) -> None:
                 if in_tiles:
                     Tiles(model, is_tracing, traced=True).set(True)  # the snapshot removes them
-                with libraries_branch_on_values() if branch_on_values else nullcontext():
+                with libraries_branch_on_values() if way.branches else nullcontext():
                     step.run(snapshot, args, kwargs, optimizers)
 
             standing_aside(lambda: running_eagerly(lambda: isolated(model, run), tracer.compiled_code))
@@ -211,6 +239,7 @@ class _StaticStep:
 
     Args:
         expects_8bit: without an optimizer, whether an AdamW with 8-bit state is assumed in place of one with fp32.
+        knows_integers: whether the values of the arguments' integer tensors are known.
         calls: records how layers are called, if given.
     """
 
@@ -220,10 +249,12 @@ class _StaticStep:
         tracer: StaticTracer,
         twins: Twins,
         expects_8bit: bool,
+        knows_integers: bool,
         calls: CompiledCalls | None = None,
     ) -> None:
         self._model = model
         self._expects_8bit = expects_8bit
+        self._knows_integers = knows_integers
         self._tracer = tracer
         self._twins = twins
         self._calls = calls
@@ -248,6 +279,8 @@ class _StaticStep:
             silence_gathering(self._model)
         self._swap_in(snapshot)
         self._silence()
+        if self._knows_integers:
+            self._know_integers(args, kwargs)
         self._know_masks(kwargs)
         args = self._twins.replace(tuple(args))
         kwargs = self._twins.replace(kwargs)
@@ -311,6 +344,14 @@ class _StaticStep:
         for module in self._model.modules():
             module._backward_hooks.clear()
             module._backward_pre_hooks.clear()
+
+    def _know_integers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        from .fakes import tensors_in
+        from .static_tracer import know
+
+        for value in tensors_in((args, kwargs)):
+            if kind_of(value.device).is_host and not value.dtype.is_floating_point and not value.dtype.is_complex:
+                know(self._twins.of(value), value.detach().clone())
 
     def _know_masks(self, kwargs: dict[str, Any]) -> None:
         """Gives the trace values of padding masks: ones if the mask has only ones. An unread mask counts as

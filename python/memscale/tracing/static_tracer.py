@@ -191,10 +191,11 @@ def _never(value: Any) -> bool:
 def _kernels() -> dict[Any, Callable[..., Any]]:
     """Replacements for operators that torch's fake mode would run wrongly.
 
-    The fake kernel of grouped products refuses types that the CPU's real kernel takes. The fake kernel
-    of the recurrent layer leaves out the workspace that is saved for backward. Some fake kernels lay their
-    results out otherwise than the CPU's real ones, so the trace would miss copies that follow, or have too many;
-    that of batch norm makes a gradient that is not wanted.
+    Results whose sizes depend on values take them from known ones. The fake kernel of grouped products refuses
+    types that the CPU's real kernel takes. The fake kernel of the recurrent layer leaves out the workspace that
+    is saved for backward. Some fake kernels lay their results out otherwise than the CPU's real ones, so the
+    trace would miss copies that follow, or have too many; that of batch norm makes a gradient that is not
+    wanted.
     """
     aten = torch.ops.aten
     contiguous = (
@@ -216,10 +217,47 @@ def _kernels() -> dict[Any, Callable[..., Any]]:
         aten._local_scalar_dense.default: _scalar_of,
         aten._grouped_mm.default: _grouped_product,
         _RECURRENT: _recurrent_layer,
+        aten.masked_select.default: _sized_by(1, torch.count_nonzero, aten.masked_select.default, _selected),
+        aten.nonzero.default: _sized_by(0, torch.count_nonzero, aten.nonzero.default, _places),
+        aten._ctc_loss.Tensor: _sized_by(3, torch.max, aten._ctc_loss.Tensor, _ctc_losses),
         **{kernel: _laid_out_as_on_host(kernel) for kernel in contiguous},
         **{kernel: _laid_out_as_on_host(kernel, place) for kernel, place in as_given.items()},
         aten.native_batch_norm_backward.default: _laid_out_as_on_host(_batch_norm_backward, 1),
     }
+
+
+def _sized_by(place: int, size_of: Callable[[torch.Tensor], torch.Tensor], kernel: Any, made: Any) -> Any:
+    """`kernel`, whose results have sizes that depend on values: if the value of argument `place` is known, the results
+    are `made(size_of(value), arguments)`."""
+
+    def run(*args: Any) -> Any:
+        known = _known(args[place])
+        if known is None:
+            return kernel(*args)
+        with torch._C._DisableTorchDispatch():
+            size = int(size_of(known))
+        return made(size, args)
+
+    return run
+
+
+def _selected(count: int, args: tuple[Any, ...]) -> torch.Tensor:
+    data, mask = args
+    repeats = torch.broadcast_shapes(data.shape, mask.shape).numel() // max(mask.numel(), 1)
+    selected: torch.Tensor = data.new_empty(count * repeats)
+    return selected
+
+
+def _places(count: int, args: tuple[Any, ...]) -> torch.Tensor:
+    places: torch.Tensor = args[0].new_empty(count, args[0].dim(), dtype=torch.int64)
+    return places
+
+
+def _ctc_losses(longest: int, args: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The losses, and for backward a table of times x places in the longest target and between them."""
+    log_probs: torch.Tensor = args[0]
+    steps, batch = log_probs.shape[:2]
+    return log_probs.new_empty(batch), log_probs.new_empty(batch, steps, 2 * longest + 1)
 
 
 def _grouped_product(left: torch.Tensor, right: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:

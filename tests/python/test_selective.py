@@ -87,7 +87,11 @@ def test_what_a_plan_drops_is_dropped_for_smaller_inputs(name, tmp_path):
 
     def shorter(seed):
         args, kwargs = case.batch(seed)
-        return args, {key: value[:, :-3].contiguous() for key, value in kwargs.items()}
+        kwargs = {key: value[:, :-3].contiguous() for key, value in kwargs.items()}
+        return args, {
+            **kwargs,
+            "use_cache": False,
+        }  # with a cache, short sequences have other last bits on some processors
 
     expected = train(Case(twin, shorter), twin)
     with executing(case.model, plan, tmp_path) as executor:

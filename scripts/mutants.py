@@ -2,9 +2,9 @@
 
 `python scripts/mutants.py [--rooms rules,search,...] [--count 500] [--seed 1] [--first 0] [--only 3,7]`. Each change is
 a mutant. If a test fails, or hangs, it is killed; if none does, it survives and is printed: a test is missing, or the
-change makes no difference. Works on a copy of the sources below build/mutants, so the checkout stays as it is, and a
-run that is stopped goes on with `--first`. The same seed gives the same sample, and `--only` runs some of it again. Run
-`make build` first: it leaves meson in .venv.
+change makes no difference. What survives plain tests gets them again under the sanitizers. Works on a copy of the
+sources below build/mutants, so the checkout stays as it is, and a run that is stopped goes on with `--first`. The same
+seed gives the same sample, and `--only` runs some of it again. Run `make build` first: it leaves meson in .venv.
 """
 
 from __future__ import annotations
@@ -153,8 +153,8 @@ class Suites:
         return _run("ninja", "-C", str(self._build), test.target) == 0
 
 
-def _prepare(copy: pathlib.Path) -> pathlib.Path:
-    """A copy of what git knows, and its build with tests; brought up to date if it is there."""
+def _copy_sources(copy: pathlib.Path) -> None:
+    """Brings the copy of what git knows up to date."""
     files = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True)
     for name in files.stdout.decode().splitlines():
         source, target = ROOT / name, copy / name
@@ -162,19 +162,37 @@ def _prepare(copy: pathlib.Path) -> pathlib.Path:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, target)
             shutil.copymode(source, target)
-    build = copy / "build"
+
+
+def _built(copy: pathlib.Path, name: str, *options: str) -> Suites:
+    """The tests of a build of the copy, made or brought up to date."""
+    build = copy / name
     if not (build / "build.ninja").is_file():
-        code = _run("meson", "setup", str(build), str(copy), "-Dpython=disabled", "-Dserver=disabled", *_QUICK)
+        code = _run(
+            "meson", "setup", str(build), str(copy), "-Dpython=disabled", "-Dserver=disabled", *_QUICK, *options
+        )
         if code != 0:
             sys.exit("meson setup failed")
     if _run("ninja", "-C", str(build), "-j", "2") != 0:
         sys.exit("the unchanged sources do not build")
-    return build
+    return Suites(build)
 
 
-def outcome(mutant: Mutant, copy: pathlib.Path, suites: Suites) -> str:
-    """Builds and tests a mutant: "killed", "endless" (a test hangs), "survived" or "invalid" (it does not compile)."""
-    tests = suites.of(ROOMS[mutant.file.split("/")[1]])
+def _tested(suites: Suites, rooms: tuple[str, ...]) -> str:
+    for test in suites.of(rooms):
+        if not suites.build(test):
+            return "invalid"
+        word = test.run()
+        if word != "passed":
+            return "killed" if word == "failed" else word
+    return "survived"
+
+
+def outcome(mutant: Mutant, copy: pathlib.Path, builds: list[Suites]) -> str:
+    """Tests a mutant in each build: "killed", "endless" (a test hangs), "survived" or "invalid" (does not compile)."""
+    rooms = ROOMS[mutant.file.split("/")[1]]
+    for suites in builds:
+        suites.of(rooms)
     path = copy / mutant.file
     text = path.read_text(encoding="utf-8")
     lines = text.splitlines(keepends=True)
@@ -182,13 +200,8 @@ def outcome(mutant: Mutant, copy: pathlib.Path, suites: Suites) -> str:
     lines[mutant.line - 1] = line[: mutant.column] + mutant.new + line[mutant.column + len(mutant.old) :]
     path.write_text("".join(lines), encoding="utf-8")
     try:
-        for test in tests:
-            if not suites.build(test):
-                return "invalid"
-            word = test.run()
-            if word != "passed":
-                return "killed" if word == "failed" else word
-        return "survived"
+        words = (_tested(suites, rooms) for suites in builds)
+        return next((word for word in words if word != "survived"), "survived")
     finally:
         path.write_text(text, encoding="utf-8")
 
@@ -208,13 +221,14 @@ def main() -> int:
         return 0
     os.environ["PATH"] = f"{ROOT / '.venv' / 'bin'}{os.pathsep}{os.environ['PATH']}"
     copy = ROOT / "build" / "mutants"
-    suites = Suites(_prepare(copy))
+    _copy_sources(copy)
+    builds = [_built(copy, "build"), _built(copy, "asan", "-Db_sanitize=address,undefined", "-Db_lundef=false")]
     totals = {"killed": 0, "survived": 0, "endless": 0, "invalid": 0}
     only = None if options.only is None else set(map(int, options.only.split(",")))
     for number, mutant in enumerate(chosen):
         if number < options.first or (only is not None and number not in only):
             continue
-        word = outcome(mutant, copy, suites)
+        word = outcome(mutant, copy, builds)
         totals[word] += 1
         print(f"{number:4} {word:8} {mutant}", flush=True)
     seen = totals["killed"] + totals["endless"]

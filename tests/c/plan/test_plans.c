@@ -1,6 +1,6 @@
 /*
  * The plans of some graphs on some machines are those of plans.golden: a change of the planner shows there which plans
- * it changes, and by how much. `MEMSCALE_WRITE_GOLDEN=1` writes the file.
+ * it changes, and by how much. `MEMSCALE_WRITE_GOLDEN=1 meson test -C build/test plans` writes the file.
  *
  * A line is a plan: the budget, what it takes and its techniques. The last column is a checksum of its document, its
  * texts, its timeline, and the plan that follows after a small correction.

@@ -228,6 +228,37 @@ static void halves_are_compared_as_numbers(void **state)
     assert_int_equal(ms_execute_held_layers(f->execute, NULL, 0), 4);
 }
 
+/* A replay's values of 16 bits, and whether they differ by rounding alone: each value by at most 1% of the largest. */
+static void halves_round_by_a_part_of_the_largest(void **state)
+{
+    static const tensor half = {.dtype = "torch.float16", .rank = 1, .size = {2}, .stride = {1}};
+    static const struct {
+        uint16_t before[2], now[2];
+        bool rounds;
+    } cases[] = {
+        {{0x3fff, 0x3fff}, {0x3ffe, 0x3fff}, true},   /* 1.999, 1.998 */
+        {{0x0400, 0x0200}, {0x0400, 0x0100}, false},  /* 2^-14 beside 2^-15, 2^-16 */
+        {{0x7bff, 0x0001}, {0x7bff, 0x03ff}, true},   /* 65504 beside the smallest */
+        {{0xbc00, 0x3c00}, {0xbc01, 0x3c00}, true},   /* -1, -1.001 */
+        {{0xbc00, 0x3c00}, {0x3c00, 0x3c00}, false},  /* -1, 1 */
+        {{0x7c00, 0x3c00}, {0x7c00, 0x3e00}, false}, /* 1, 1.5 beside an infinity, which is not the largest */
+        {{0x7c01, 0x3c00}, {0x3c00, 0x3c00}, false},  /* not a number */
+    };
+    fixture *f = *state;
+    ms_plan plan = {.fallback = MS_TECHNIQUE_RECOMPUTE};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "layer %zu", i);
+        assert_ms_ok(ms_execute_add_layer(f->execute, name, &f->layer, &f->err), f->err);
+        assert_ms_ok(ms_execute_set_plan(f->execute, &plan, &f->err), f->err);
+        forward(f, &half, cases[i].before);
+        int rc = replay(f, &half, cases[i].now);
+        if ((rc == MS_OK) != cases[i].rounds) {
+            fail_msg("case %zu: %s", i, rc == MS_OK ? "taken for rounding" : f->err.text);
+        }
+    }
+}
+
 static void unknown_dtypes_and_addresses_are_not_compared(void **state)
 {
     fixture *f = *state;
@@ -249,6 +280,7 @@ int main(void)
         TEST(only_the_elements_of_a_view_count),
         TEST(expanded_and_empty_tensors_are_read_within_their_bytes),
         TEST(halves_are_compared_as_numbers),
+        TEST(halves_round_by_a_part_of_the_largest),
         TEST(unknown_dtypes_and_addresses_are_not_compared),
     };
     return cmocka_run_group_tests_name("execute: compare", tests, NULL, NULL);

@@ -164,11 +164,12 @@ static int device_order(ms__backend *backend, void *stream, void *end, uint64_t 
 {
     device_backend *self = (device_backend *)backend;
     const device_event *event = end;
-    if (!ms__device_enter(&self->device)) {
-        return ms_fail(err, MS_EIO, "%s: its context cannot be used", backend->place);
+    int failure = MS__DEVICE_UNKNOWN;
+    if (ms__device_enter(&self->device)) {
+        failure = MS__DEVICE_CALL(&self->device, stream_wait, stream, event->event);
+        ms__device_leave(&self->device);
     }
-    int failure = MS__DEVICE_CALL(&self->device, stream_wait, stream, event->event);
-    ms__device_leave(&self->device);
+    /* Whatever it returns, the caller may use the fetch's memory: no copy may still write it. */
     return failure == 0 ? MS_OK : device_await(backend, end, deadline_ns, err);
 }
 

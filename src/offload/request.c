@@ -412,9 +412,11 @@ static int follow_ends(ms_offload *engine, ms__ticket *ticket, const after_fetch
     engine->caller_count++;
     ticket->follower_count++;
     ms__mutex_unlock(&engine->lock);
-    for (uint32_t i = 0; i < ticket->piece_count && rc == MS_OK; i++) {
+    /* All of them, although one failed: the caller may use the memory next. */
+    for (uint32_t i = 0; i < ticket->piece_count; i++) {
         void *end = ticket->pieces[i].end;
-        rc = end != NULL ? follow_end(engine, end, after, err) : MS_OK;
+        int followed = end != NULL ? follow_end(engine, end, after, rc == MS_OK ? err : NULL) : MS_OK;
+        rc = rc == MS_OK ? followed : rc;
     }
     ms__mutex_lock(&engine->lock);
     ticket->is_followed = ticket->is_followed || rc == MS_OK;

@@ -457,6 +457,49 @@ static void each_driver_call_may_fail_during_transfers(void **state)
     pages_free(landing, AREA);
 }
 
+/* Stores, and fetches with a fault at the nth call of the driver while `wait` is there. True if the fault struck. */
+static bool fail_a_wait(uint64_t nth, bool on_stream, unsigned char *memory, unsigned char *landing)
+{
+    ms_offload_options options = small_options();
+    ms_offload *engine = open_engine(&options);
+    ms_error err = {0};
+    kernel_work made = {.seed = nth}, other = {.seed = nth + 1};
+    launch(NULL, memory, make_bytes, &made);
+    ms_ticket ticket = store_on(engine, NULL, memory);
+    wait_ok(engine, ticket);
+    assert_ms_ok(ms_offload_fetch_on(engine, NULL, ticket, landing, BYTES, &err), err);
+    assert_ms_ok(ms_offload_wait_queued(engine, ticket, &err), err);
+    ms_fault_arm(MS_FAULT_DRIVER, nth, 0);
+    int rc = on_stream ? ms_offload_order(engine, NULL, ticket, &err) : ms_offload_wait(engine, ticket, &err);
+    bool fired = ms_fault_passed(MS_FAULT_DRIVER) >= nth;
+    ms_fault_disarm_all();
+    assert_true(rc == MS_OK || (fired && rc == MS_EIO));
+    launch(NULL, landing, make_bytes, &other); /* the double sees it if a copy may still write there */
+    enter_device();
+    assert_int_equal(the_double()->stream_synchronize(NULL), 0);
+    leave_device();
+    ms_offload_drop(engine, ticket);
+    ms_offload_close(engine);
+    return fired;
+}
+
+/* A fetch has several pieces, each with a copy of its own, which is still queued if it comes from pinned memory. */
+static void a_wait_that_fails_leaves_no_copy_under_way(void **state)
+{
+    (void)state;
+    unsigned char *memory = pages_new(AREA), *landing = pages_new(AREA);
+    for (int on_stream = 0; on_stream < 2; on_stream++) {
+        uint64_t nth = 1;
+        the_double()->schedule(3, SLOWLY);
+        while (fail_a_wait(nth, on_stream == 1, memory, landing)) {
+            nth++;
+        }
+        assert_true(nth > 2);
+    }
+    pages_free(memory, AREA);
+    pages_free(landing, AREA);
+}
+
 static void a_device_that_breaks_fails_every_transfer_and_no_more(void **state)
 {
     (void)state;
@@ -561,6 +604,7 @@ int main(void)
         OFFLOAD_TEST(a_device_that_hangs_is_told_and_waited_for_again),
     };
     const struct CMUnitTest pinned_tests[] = {
+        OFFLOAD_TEST(a_wait_that_fails_leaves_no_copy_under_way),
         OFFLOAD_TEST(space_goes_from_pinned_to_pageable_to_disk),
         OFFLOAD_TEST(more_than_a_chunk_is_pinned_and_comes_back),
         OFFLOAD_TEST(events_are_reused),

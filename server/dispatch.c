@@ -131,10 +131,9 @@ static int check_limits(mss_request *r)
     r->was_limited = true;
     snprintf(key, sizeof key, "%s %s", is_program ? "token" : "account",
              is_program ? r->who.token.text : r->who.account.text);
-    uint32_t wait_s = mss_limits_take(mss_server_limits(r->server), r->route->limit, key, ms_now_ns());
-    if (wait_s > 0) {
-        r->answer.retry_after_s = wait_s;
-        return mss_answer_problem(r, 429, "Too many requests; try again in %u seconds.", wait_s);
+    int status = mss_request_limit(r, r->route->limit, key);
+    if (status != 0) {
+        return status;
     }
     if (is_program && mss_now_ms() - r->who.token_used_at > TOUCH_AFTER_MS) {
         mss_server_touch(r->server, &r->who.token);
@@ -146,8 +145,12 @@ int mss_dispatch(mss_request *r, bool is_preparing)
 {
     ms_error err;
     if (r->sql != NULL) { /* inline routes are public */
+        int status = r->was_limited ? 0 : mss_request_limit_address(r);
+        if (status != 0) {
+            return status;
+        }
         int rc = identify(r, &err);
-        int status = rc != MS_OK ? mss_answer_failure(r, &err) : check_forgery(r);
+        status = rc != MS_OK ? mss_answer_failure(r, &err) : check_forgery(r);
         if (status != 0) {
             return status;
         }

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from server_support import PATIENCE_S, PROGRAM, ROOT, Answer, Client, Server, first_team, make_token, sign_up, steps
+from server_support import PATIENCE_S, PROGRAM, ROOT, Answer, Client, Server, first_team, make_token, on_sqlite, sign_up, steps
 
 DEPLOY = ROOT / "deploy"
 NAME = "runs.example.com"
@@ -214,6 +214,7 @@ def test_the_compose_file_names_what_is_there() -> None:
     assert all(word in help_text for word in entry if word.startswith("--"))
 
 
+@on_sqlite
 def test_the_newest_copies_are_kept(data: pathlib.Path, tmp_path: pathlib.Path) -> None:
     server = Server(data)
     sign_up(server, server.first_key(), "owner")

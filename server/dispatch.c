@@ -123,12 +123,11 @@ static int refuse(mss_request *r, int status)
 /* An account's and a token's own buckets; the address was asked before the body was read. */
 static int check_limits(mss_request *r)
 {
-    if (r->who.kind == MSS_ANYONE || r->was_limited) {
+    if (r->who.kind == MSS_ANYONE || r->is_prepared) { /* if prepared, it was counted before that */
         return 0;
     }
     char key[64];
     bool is_program = r->who.kind == MSS_PROGRAM;
-    r->was_limited = true;
     snprintf(key, sizeof key, "%s %s", is_program ? "token" : "account",
              is_program ? r->who.token.text : r->who.account.text);
     int status = mss_request_limit(r, r->route->limit, key);
@@ -145,7 +144,7 @@ int mss_dispatch(mss_request *r, bool is_preparing)
 {
     ms_error err;
     if (r->sql != NULL) { /* inline routes are public */
-        int status = r->was_limited ? 0 : mss_request_limit_address(r);
+        int status = r->is_prepared ? 0 : mss_request_limit_address(r);
         if (status != 0) {
             return status;
         }

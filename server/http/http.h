@@ -96,7 +96,6 @@ struct mss_request {
     char password_hash[128];               /* from `prepare` for `handle` */
     mss_id prepared;                       /* from `prepare` for `handle`: the account whose password was right */
     char bucket[96];                       /* of its address */
-    bool was_limited;                      /* its limits have been checked */
     mss_answer answer;
     char reason[MS_ERROR_TEXT_MAX];        /* for the log */
     uint64_t begun_ns;

@@ -15,7 +15,7 @@ from server_support import PROGRAM, Client, Server, first_team, invite, make_tok
 _names = itertools.count()
 
 # With PostgreSQL only these run, unless MEMSCALE_SERVER_DATABASES=all: what the others test lies above the store.
-ON_BOTH = {"test_durability", "test_entry", "test_permissions", "test_postgresql", "test_runs"}
+ON_BOTH = {"test_durability", "test_entry", "test_permissions", "test_postgresql", "test_runs", "test_two_servers"}
 
 # A shell's background job ignores SIGINT, and so would every process that the tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)

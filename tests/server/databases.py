@@ -12,7 +12,9 @@ import pathlib
 import pwd
 import re
 import shutil
+import signal
 import socket
+import sqlite3
 import subprocess
 import tempfile
 import time
@@ -36,6 +38,11 @@ class Sqlite:
     def environment(self) -> dict[str, str]:
         """What a server needs to get at it."""
         return {}
+
+    def sql(self, data: pathlib.Path, text: str) -> str:
+        """Past the server: the first row."""
+        with contextlib.closing(sqlite3.connect(data / "memscale.db")) as file:
+            return "|".join(map(str, file.execute(text).fetchone()))
 
 
 def find_programs() -> pathlib.Path | None:
@@ -114,8 +121,8 @@ class Postgres:
         self._process.wait(PATIENCE_S)
 
     def close(self) -> None:
-        """Ends it for good."""
-        self.stop(2)
+        """Ends it for good, and without writing anything more."""
+        self.stop(signal.SIGQUIT)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def database_of(self, data: pathlib.Path) -> str:

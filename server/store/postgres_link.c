@@ -49,10 +49,11 @@ int mss_link_fail(PGconn *link, const PGresult *result, const char *doing, ms_er
 
 /* ---- what may be asked for ------------------------------------------------------- */
 
+/* libpq marks by a star what nobody may see: the password, and that of a TLS key. */
 static bool has_password(const PQconninfoOption *options)
 {
     for (; options->keyword != NULL; options++) {
-        if (strcmp(options->keyword, "password") == 0 && options->val != NULL) {
+        if (options->dispchar[0] == '*' && options->val != NULL) {
             return true;
         }
     }

@@ -18,9 +18,11 @@ import sqlite3
 import subprocess
 import tempfile
 import time
+from typing import Any
 
 import pytest
 
+UNPACKED = pathlib.Path(__file__).resolve().parents[2] / "build" / "postgresql"
 PASSWORD = "pg-secret-of-the-tests"
 USER = "memscale"
 PATIENCE_S = 120.0
@@ -46,12 +48,35 @@ class Sqlite:
 
 
 def find_programs() -> pathlib.Path | None:
-    """The folder of `initdb` and `postgres`: Debian has one for each version, none of them on the PATH."""
+    """The folder of `initdb` and `postgres`: Debian has one for each version, none of them on the PATH.
+
+    scripts/test_server.sh unpacks Debian's below build/ if none is installed.
+    """
     found = shutil.which("initdb")
     if found is not None:
         return pathlib.Path(found).resolve().parent
-    folders = pathlib.Path("/usr/lib/postgresql").glob("*/bin/initdb")
-    return max((path.parent for path in folders), key=lambda path: float(path.parent.name), default=None)
+    places = ["/usr/lib/postgresql", UNPACKED / "usr" / "lib" / "postgresql"]
+    folders = [path.parent for place in places for path in pathlib.Path(place).glob("*/bin/initdb")]
+    return max(folders, key=lambda path: float(path.parent.name), default=None)
+
+
+def other_user() -> dict[str, Any]:
+    """PostgreSQL refuses to run as root; Debian's package has a user for it."""
+    if os.geteuid() != 0:
+        return {}
+    for name in ("postgres", "nobody"):
+        with contextlib.suppress(KeyError):
+            user = pwd.getpwnam(name)
+            return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+    return {}
+
+
+def runs(program: pathlib.Path) -> bool:
+    """Whether a program and its libraries are there, for that user."""
+    try:
+        return subprocess.run([program, "--version"], capture_output=True, cwd="/", **other_user()).returncode == 0
+    except OSError:
+        return False
 
 
 def free_port() -> int:
@@ -72,11 +97,9 @@ class Postgres:
         self.port = free_port()
         self._names: dict[pathlib.Path, str] = {}
         self._process: subprocess.Popen[bytes] | None = None
-        # PostgreSQL refuses to run as root; Debian's package has a user for it.
-        self._as: dict[str, object] = {}
-        if os.geteuid() == 0:
-            self._as = {"user": "postgres", "group": "postgres", "extra_groups": []}
-            shutil.chown(self.folder, "postgres", "postgres")
+        self._as = other_user()
+        if self._as:
+            os.chown(self.folder, self._as["user"], self._as["group"])
         (self.folder / "password").write_text(PASSWORD)
         self.run(
             "initdb", "-D", self.folder / "data", "-U", USER, "-E", "UTF8", "--locale=C.UTF-8", "--no-sync",
@@ -94,7 +117,7 @@ class Postgres:
     def run(self, program: str, *arguments: object) -> str:
         """Runs one of PostgreSQL's programs and gives what it prints."""
         line = [str(self.programs / program), *map(str, arguments)]
-        ran = subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE_S, cwd="/", **self._as)  # type: ignore[call-overload]
+        ran = subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE_S, cwd="/", **self._as)
         assert ran.returncode == 0, ran.stderr
         return str(ran.stdout)
 
@@ -103,7 +126,7 @@ class Postgres:
         with open(self.folder / "log", "ab") as log:
             self._process = subprocess.Popen(
                 [str(self.programs / "postgres"), "-D", str(self.folder / "data")],
-                stdout=log, stderr=log, cwd="/", **self._as,  # type: ignore[call-overload]
+                stdout=log, stderr=log, cwd="/", **self._as,
             )  # fmt: skip
         deadline = time.monotonic() + PATIENCE_S
         while True:
@@ -158,13 +181,9 @@ def why_no_postgres(program: str) -> str | None:
     )
     if "--database" not in help_text or re.search("without PostgreSQL", built.stderr):
         return "memscale-server was built without libpq"
-    if find_programs() is None:
+    programs = find_programs()
+    if programs is None or not all(runs(programs / name) for name in ("initdb", "postgres", "psql")):
         return "PostgreSQL is not installed (Debian: postgresql)"
-    if os.geteuid() == 0:
-        try:
-            pwd.getpwnam("postgres")
-        except KeyError:
-            return "there is no user postgres to run PostgreSQL as"
     return None
 
 

@@ -109,6 +109,34 @@ def test_the_compose_file_names_what_is_there() -> None:
     assert all(word in help_text for word in entry if word.startswith("--"))
 
 
+def test_the_compose_file_of_two_servers_names_what_is_there() -> None:
+    yaml = pytest.importorskip("yaml")
+    base = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    text = (DEPLOY / "compose.postgresql.yaml").read_text()
+    services = yaml.safe_load(text)["services"]
+    upstreams = services["caddy"]["environment"]["MEMSCALE_UPSTREAM"].split()
+    assert upstreams == [f"{name}:8321" for name in ("server", "second")]
+    line = services["server"]["command"]
+    assert services["second"]["command"] == line and services["second"]["extends"]["service"] in base
+    assert base["caddy"]["networks"]["inside"]["ipv4_address"] in line
+    help_text = subprocess.run([PROGRAM, "--help"], capture_output=True, text=True, check=True).stdout
+    assert all(word in help_text for word in line if word.startswith("--"))
+    (url,) = (word for word in line if word.startswith("postgresql://"))
+    assert "PASSWORD" not in url and url.split("@")[1] == "postgresql/memscale" and "postgresql" in services
+
+
+def test_the_unit_of_a_server_with_postgresql_is_closed(tmp_path: pathlib.Path) -> None:
+    analyze = program_or_skip("systemd-analyze")
+    unit = tmp_path / "memscale-server.service"
+    unit.write_text(
+        (DEPLOY / "memscale-server.service").read_text().replace("[Install]", "")
+        + (DEPLOY / "memscale-server-postgresql.conf").read_text()
+    )
+    line = [analyze, "security", "--offline=true", "--threshold=20", str(unit)]
+    told = subprocess.run(line, capture_output=True, text=True)
+    assert told.returncode == 0, told.stdout[-1500:] + told.stderr
+
+
 @on_sqlite
 def test_the_newest_copies_are_kept(data: pathlib.Path, tmp_path: pathlib.Path) -> None:
     server = Server(data)

@@ -12,10 +12,11 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from databases import Postgres, free_port
-from proxies import NAME, Named, Outside, Proxied, nginx, program_or_skip
+from proxies import NAME, Named, Outside, Proxied, caddy, nginx, program_or_skip
 from server_support import (
     PASSWORD,
     PATIENCE_S,
@@ -236,15 +237,17 @@ def test_what_is_refused_is_told_to_nobody(pair: list[Server]) -> None:
 
 
 class Behind:
-    """Two servers behind nginx, which asks one after the other."""
+    """Two servers behind a proxy, which asks one after the other."""
 
     def __init__(self, servers: list[Proxied], port: int) -> None:
         self.servers = servers
         self.port = port
+        self.clients: list[Outside] = []
 
     def client(self, token: str | None = None, address: str = "127.0.0.1") -> Outside:
         client = Outside(self, token)  # type: ignore[arg-type]
         client.address = address
+        self.clients.append(client)
         return client
 
     def shares(self) -> list[int]:
@@ -253,13 +256,16 @@ class Behind:
 
 
 @contextlib.contextmanager
-def behind_nginx(data: pathlib.Path, folder: pathlib.Path, percent: int) -> Iterator[Behind]:
-    program_or_skip("nginx")
+def behind_proxy(data: pathlib.Path, folder: pathlib.Path, percent: int, proxy: Any = nginx) -> Iterator[Behind]:
+    program_or_skip(proxy.__name__)
     servers = [Proxied(data, percent) for _ in range(2)]
     port = free_port()
     try:
-        with nginx(folder, [server.own_port for server in servers], port):
-            yield Behind(servers, port)
+        with proxy(folder, [server.own_port for server in servers], port):
+            behind = Behind(servers, port)
+            yield behind
+            for client in behind.clients:  # a proxy that ends waits for open connections
+                client.close()
     finally:
         for server in servers:
             if server.process.poll() is None:
@@ -274,8 +280,9 @@ def owner_behind(behind: Behind) -> Outside:
     return owner
 
 
-def test_live_updates_come_through_nginx(data: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    with behind_nginx(data, tmp_path, 1000000) as behind:
+@pytest.mark.parametrize("proxy", [nginx, caddy])
+def test_live_updates_come_through_a_proxy(data: pathlib.Path, tmp_path: pathlib.Path, proxy: Any) -> None:
+    with behind_proxy(data, tmp_path, 1000000, proxy) as behind:
         owner = owner_behind(behind)
         token = make_token(owner, first_team(owner), "runs:write", "runs:read")
         program = behind.client(token)
@@ -295,7 +302,7 @@ def test_live_updates_come_through_nginx(data: pathlib.Path, tmp_path: pathlib.P
 
 def test_guesses_are_counted_together(data: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """As with one server: one guess a minute for each address, and nobody else is locked out."""
-    with behind_nginx(data, tmp_path, 10) as behind:
+    with behind_proxy(data, tmp_path, 10) as behind:
         owner_behind(behind)
 
         def guess(address: str, password: str) -> int:
@@ -312,7 +319,7 @@ def test_guesses_are_counted_together(data: pathlib.Path, tmp_path: pathlib.Path
 
 def test_requests_of_a_token_are_counted_together(data: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """A burst of 12, then one a second: as with one server, and not as with two."""
-    with behind_nginx(data, tmp_path, 10) as behind:
+    with behind_proxy(data, tmp_path, 10) as behind:
         owner = owner_behind(behind)
         program = behind.client(make_token(owner, first_team(owner), "runs:read"), "127.0.0.23")
         begun = time.monotonic()
@@ -327,7 +334,7 @@ def test_requests_of_a_token_are_counted_together(data: pathlib.Path, tmp_path: 
 
 def test_a_server_that_dies_is_made_up_for_by_the_other(data: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """nginx asks the other one; nothing that was acknowledged is missing there."""
-    with behind_nginx(data, tmp_path, 1000000) as behind:
+    with behind_proxy(data, tmp_path, 1000000) as behind:
         owner = owner_behind(behind)
         program = behind.client(make_token(owner, first_team(owner), "runs:write", "runs:read"))
         run = program.begin_run("one")

@@ -94,6 +94,7 @@ def key() -> Callable[[], str]:
 
 
 @pytest.fixture
-def data(database: Sqlite | Postgres, tmp_path: pathlib.Path) -> pathlib.Path:
+def data(database: Sqlite | Postgres, tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
     """Where a server of one's own keeps its database, or what stands for it."""
-    return tmp_path / "data"
+    yield tmp_path / "data"
+    database.forget(tmp_path / "data")

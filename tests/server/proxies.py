@@ -118,7 +118,8 @@ def caddy(folder: pathlib.Path, upstreams: list[int], port: int) -> Iterator[Non
     program = program_or_skip("caddy")
     text = (DEPLOY / "Caddyfile").read_text()
     # A certificate of its own, on other ports, no door for changes of the configuration, and no wait for viewers.
-    own = f"{{\n\tadmin off\n\tgrace_period 1s\n\tlocal_certs\n\tskip_install_trust\n\thttp_port {free_port()}\n\thttps_port {port}\n"
+    own = "{\n\tadmin off\n\tgrace_period 1s\n\tlocal_certs\n\tskip_install_trust\n"
+    own += f"\thttp_port {free_port()}\n\thttps_port {port}\n"
     assert "\n{\n\tservers" in text
     (folder / "Caddyfile").write_text(text.replace("\n{\n\tservers", f"\n{own}\tservers"))
     with running(

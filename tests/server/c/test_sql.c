@@ -274,6 +274,49 @@ static void test_a_place_is_a_file_or_a_url_without_a_password(void **state)
     }
 }
 
+static void test_a_database_that_is_not_there_is_told(void **state)
+{
+    (void)state;
+    mss_sql *sql = NULL;
+    ms_error err;
+    int rc = mss_sql_open("postgresql://127.0.0.1:1/none", MSS_SQL_WRITE, &sql, &err);
+    assert_true(rc == MS_EIO || rc == MS_ENOTSUP);
+    assert_null(sql);
+    open_new(&sql); /* a place where there is one */
+    close_and_remove(sql);
+    for (int nth = 1; nth <= (is_shared ? 3 : 2); nth++) {
+        ms_fault_arm(MS_FAULT_ALLOC, nth, 0);
+        assert_int_equal(mss_sql_open(path, MSS_SQL_WRITE, &sql, &err), MS_ENOMEM);
+        ms_fault_disarm_all();
+    }
+}
+
+/* In a file nobody listens; and a transaction of which nothing is left can't be committed. */
+static void test_what_a_database_can_not_do_is_refused(void **state)
+{
+    (void)state;
+    mss_sql *sql;
+    ms_error err;
+    char text[16];
+    open_new(&sql);
+    assert_ms_ok(mss_sql_migrate(sql, &err), err);
+    if (is_shared) {
+        assert_ms_ok(mss_sql_listen(sql, &err), err);
+        assert_ms_fails(mss_sql_backup(sql, "copy", &err), MS_ENOTSUP, err, "pg_dump");
+        assert_ms_ok(mss_sql_transaction(sql, MSS_BEGIN, &err), err);
+        assert_ms_ok(add_team(sql, "one", &err), err);
+        assert_int_equal(add_team(sql, "one", &err), MS_ESTATE); /* without a savepoint: all is lost */
+        assert_ms_fails(mss_sql_transaction(sql, MSS_COMMIT, &err), MS_ESYSTEM, err, "ROLLBACK");
+        mss_sql_rollback(sql);
+        assert_int_equal(count_teams(sql, "one"), 0);
+    } else {
+        assert_ms_fails(mss_sql_listen(sql, &err), MS_EINVAL, err, "no notifications");
+        assert_ms_fails(mss_sql_wait(sql, -1, text, sizeof text, &err), MS_EINVAL, err, "no notifications");
+        assert_int_equal(mss_sql_ports(sql, NULL, 0), 0);
+    }
+    close_and_remove(sql);
+}
+
 static void test_what_is_no_database_is_refused(void **state)
 {
     (void)state;
@@ -305,6 +348,8 @@ int main(void)
         cmocka_unit_test(test_a_failed_statement_is_undone_with_its_savepoint),
         cmocka_unit_test(test_one_leads),
         cmocka_unit_test(test_a_place_is_a_file_or_a_url_without_a_password),
+        cmocka_unit_test(test_a_database_that_is_not_there_is_told),
+        cmocka_unit_test(test_what_a_database_can_not_do_is_refused),
         cmocka_unit_test(test_what_is_no_database_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -11,8 +11,9 @@
 #include "store/statements.h"
 
 /* Another server may change a bucket between two statements; some server always gets on. */
-enum { TRIES_MOST = 64, LOANS_PER_CLEANING = 4096, TEXT_BYTES = 8192 };
+enum { TRIES_MOST = 64, TEXT_BYTES = 8192 };
 #define PAUSE_NS ((uint64_t)1000000000)
+#define CLEANING_NS ((int64_t)60 * 1000000000)
 
 struct mss_shared {
     mss_live *live;
@@ -26,7 +27,7 @@ struct mss_shared {
     /* buckets: with their lock held */
     ms__mutex bucket_lock;
     mss_sql *buckets;
-    uint64_t loans;
+    int64_t cleaned_ns; /* by the database's clock */
     /* the end */
     ms__mutex lock;
     ms__cond ending;
@@ -127,6 +128,16 @@ static int read_bucket(mss_sql *sql, int64_t key, int64_t *now_ns, int64_t *full
     return rc;
 }
 
+/* Full buckets say nothing, so none of them is kept for longer than a minute while there are requests. */
+static int clean(mss_shared *shared, int64_t now_ns, ms_error *err)
+{
+    if (now_ns - shared->cleaned_ns < CLEANING_NS) {
+        return MS_OK;
+    }
+    shared->cleaned_ns = now_ns;
+    return mss_sql_run(shared->buckets, MSS_BUCKET_EXPIRE, MSS_WITH(MSS_INT(now_ns)), NULL, err);
+}
+
 /* One try; `*is_done` unless another server was faster. */
 static int borrow_once(mss_shared *shared, mss_limit limit, int64_t key, mss_loan *loan, bool *is_done, ms_error *err)
 {
@@ -142,10 +153,7 @@ static int borrow_once(mss_shared *shared, mss_limit limit, int64_t key, mss_loa
                          MSS_WITH(MSS_INT(key), MSS_INT(loan->full_at_ns), MSS_INT(full_at_ns)), &changed, err);
         *is_done = changed > 0;
     }
-    if (rc == MS_OK && *is_done && ++shared->loans % LOANS_PER_CLEANING == 0) { /* full buckets say nothing */
-        rc = mss_sql_run(shared->buckets, MSS_BUCKET_EXPIRE, MSS_WITH(MSS_INT(now_ns)), NULL, err);
-    }
-    return rc;
+    return rc == MS_OK ? clean(shared, now_ns, err) : rc;
 }
 
 static int borrow(mss_shared *shared, mss_limit limit, const char *who, mss_loan *loan, ms_error *err)

@@ -28,6 +28,18 @@ USER = "memscale"
 PATIENCE_S = 120.0
 
 
+# No sync: what a killed process has written is kept by the system. But a commit isn't even written before it is
+# acknowledged, unless the server asks for that.
+QUICK = """\
+fsync = off
+synchronous_commit = off
+wal_writer_delay = 10s
+shared_buffers = 16MB
+max_connections = 200
+autovacuum = off
+"""
+
+
 class Sqlite:
     """One file below the folder."""
 
@@ -98,13 +110,15 @@ def quick_folder() -> str | None:
 
 
 class Postgres:
-    """A cluster. It may be stopped, killed and started again."""
+    """A cluster, quick or as Debian has it. It may be stopped, killed and started again."""
 
     name = "postgresql"
 
-    def __init__(self, programs: pathlib.Path) -> None:
+    def __init__(self, programs: pathlib.Path, is_quick: bool = True) -> None:
         self.programs = programs
-        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="memscale-postgresql-", dir=quick_folder()))
+        self.folder = pathlib.Path(
+            tempfile.mkdtemp(prefix="memscale-postgresql-", dir=quick_folder() if is_quick else None)
+        )
         self.port = free_port()
         self._names: dict[pathlib.Path, str] = {}
         self._count = 0
@@ -117,12 +131,9 @@ class Postgres:
             "initdb", "-D", self.folder / "data", "-U", USER, "-E", "UTF8", "--locale=C.UTF-8", "--no-sync",
             "--auth-local=trust", "--auth-host=scram-sha-256", f"--pwfile={self.folder / 'password'}",
         )  # fmt: skip
-        # No sync: what a killed process has written is kept by the system. But a commit isn't even written before it is
-        # acknowledged, unless the server asks for that.
         (self.folder / "data" / "postgresql.auto.conf").write_text(
             f"listen_addresses = '127.0.0.1'\nport = {self.port}\nunix_socket_directories = '{self.folder}'\n"
-            "fsync = off\nsynchronous_commit = off\nwal_writer_delay = 10s\nshared_buffers = 16MB\n"
-            "max_connections = 200\nautovacuum = off\n"
+            + (QUICK if is_quick else "")
         )
         self.start()
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import threading
 import time
+import urllib.parse
 from collections.abc import Iterator
 
 import pytest
@@ -199,6 +200,35 @@ def test_a_viewer_that_may_have_missed_something_is_told_to_look_again(database:
     while b'"sequence":1' not in stream.readline():
         pass
     connection.close()
+
+
+def test_a_unix_socket_is_a_way_too(database: Postgres, data: pathlib.Path) -> None:
+    """Also again, from within the confined process."""
+
+    class Local(Server):
+        def command(self, data: pathlib.Path, options: tuple[str, ...]) -> list[str]:
+            folder = urllib.parse.quote(str(database.folder), safe="")
+            url = f"postgresql://{USER}@{folder}:{database.port}/{database.database_of(data)}"
+            return [PROGRAM, "--data", str(data), "--database", url, "--port", "0", *options]
+
+    server = Local(data, "--limits", "1000000")
+    try:
+        program = make_program(server)
+        database.stop(signal.SIGINT)
+        database.start()
+        assert program.append(program.begin_run("one"), 1, steps(1, 10)).status == 200
+        assert list(data.iterdir()) == []
+    finally:
+        server.stop()
+
+
+def test_full_buckets_are_forgotten(database: Postgres, running: Server) -> None:
+    """A bucket of an hour ago goes; one that has yet to fill stays."""
+    now = "CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS BIGINT) * 1000"
+    hour = "CAST(3600 AS BIGINT) * 1000000000"
+    database.sql(running.data, f"INSERT INTO bucket VALUES (1, {now} - {hour}), (2, {now} + {hour})")
+    make_program(running)
+    assert database.sql(running.data, "SELECT key FROM bucket WHERE key IN (1, 2)") == "2"
 
 
 def test_a_database_of_another_encoding_is_refused(database: Postgres, data: pathlib.Path) -> None:

@@ -4,7 +4,8 @@
  * Thread-safe.
  *
  * Servers on one database also share buckets (http/shared.h): a server borrows a few tokens at a time from the shared
- * bucket and spends them here. Together they never give out more than one server alone would.
+ * bucket and spends them here. Together they give out what one server alone would, plus in a burst at most what each has
+ * borrowed and not yet spent: nothing where a loan is one token, as for guesses of a password.
  *
  * Tests: tests/server/c/test_limits.c.
  */

@@ -25,7 +25,7 @@ help:
 	@echo "  docs   the site in build/docs/html: guide, results, formats, references of Python and C"
 	@echo "  test-cuda  the CUDA path on a double of torch's CUDA"
 	@echo "  test-server  only the tests of memscale-server, if its libraries can be installed"
-	@echo "  soak-server  minutes: its tests of kill -9, locks, clocks and the API's document, in long"
+	@echo "  soak-server  minutes: all of its tests on SQLite and PostgreSQL, with more kills and more odd requests"
 	@echo "  bench  build, then measure speed against the unmodified run and HF checkpointing"
 	@echo "  bench-xl  build, then train GPT-2 XL, which does not fit in 24 GiB unmodified, under 10 GB"
 	@echo "  bench-larger  build, then train models whose parameters alone exceed the budget"
@@ -58,7 +58,7 @@ test-server:
 	@scripts/test_server.sh
 
 soak-server:
-	@MEMSCALE_SERVER_KILLS=50 MEMSCALE_SERVER_EXAMPLES=100 scripts/test_server.sh -k "kill_9 or document or clock or locked"
+	@MEMSCALE_SERVER_DATABASES=all MEMSCALE_SERVER_KILLS=50 MEMSCALE_SERVER_EXAMPLES=100 scripts/test_server.sh
 
 bench:
 	@scripts/bench.sh

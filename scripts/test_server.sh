@@ -2,6 +2,7 @@
 # Tests memscale-server (server/): C units, and HTTP tests against the real program, all under the address
 # and undefined-behaviour sanitizers. If the server's libraries are missing and can't be installed, it says
 # so and skips the tests. Passes its arguments to pytest.
+#   MEMSCALE_SERVER_DATABASES=all  runs every test on SQLite and on PostgreSQL; else PostgreSQL gets those of the store
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 
@@ -13,6 +14,26 @@ try_to_prepare_browser() {
     mkdir -p "$folder"
     cp "$wanted" "$folder/"
     (cd "$folder" && timeout 120 npm install --no-audit --no-fund --no-package-lock) >/dev/null 2>&1 || true
+}
+
+# Unpacks Debian's PostgreSQL below build/ if there is none; installing it would start a server. The tests start their
+# own, and say if they can't.
+try_to_prepare_postgresql() {
+    local folder=$ROOT/build/postgresql
+    if compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || command -v initdb >/dev/null 2>&1 ||
+        [ -d "$folder/usr" ] || ! command -v apt-get >/dev/null 2>&1; then
+        return 0
+    fi
+    mkdir -p "$folder"
+    (
+        cd "$folder"
+        server=$(apt-cache depends postgresql | sed -n 's/.*Depends: \(postgresql-[0-9]*\)$/\1/p')
+        timeout 300 apt-get download "$server" "${server/postgresql-/postgresql-client-}"
+        for package in *.deb; do
+            dpkg-deb --extract "$package" .
+        done
+        rm ./*.deb
+    ) >"$folder/log" 2>&1 || say "PostgreSQL could not be fetched"
 }
 
 "$ROOT/scripts/build.sh" # the client that test_push.py runs
@@ -29,6 +50,7 @@ meson_tests asan --suite server
 
 say "the server over HTTP"
 try_to_prepare_browser
+try_to_prepare_postgresql
 # Sends what the API's document allows and forbids; its test says if it is missing.
 command -v st >/dev/null 2>&1 || timeout 120 python -m pip install -q schemathesis >/dev/null 2>&1 || true
 export MEMSCALE_SERVER_PROGRAM=$ROOT/build/asan/server/memscale-server

@@ -123,18 +123,16 @@ static int refuse(mss_request *r, int status)
 /* An account's and a token's own buckets; the address was asked before the body was read. */
 static int check_limits(mss_request *r)
 {
-    if (r->who.kind == MSS_ANYONE || r->was_limited) {
+    if (r->who.kind == MSS_ANYONE || r->is_prepared) { /* if prepared, it was counted before that */
         return 0;
     }
     char key[64];
     bool is_program = r->who.kind == MSS_PROGRAM;
-    r->was_limited = true;
     snprintf(key, sizeof key, "%s %s", is_program ? "token" : "account",
              is_program ? r->who.token.text : r->who.account.text);
-    uint32_t wait_s = mss_limits_take(mss_server_limits(r->server), r->route->limit, key, ms_now_ns());
-    if (wait_s > 0) {
-        r->answer.retry_after_s = wait_s;
-        return mss_answer_problem(r, 429, "Too many requests; try again in %u seconds.", wait_s);
+    int status = mss_request_limit(r, r->route->limit, key);
+    if (status != 0) {
+        return status;
     }
     if (is_program && mss_now_ms() - r->who.token_used_at > TOUCH_AFTER_MS) {
         mss_server_touch(r->server, &r->who.token);
@@ -146,8 +144,12 @@ int mss_dispatch(mss_request *r, bool is_preparing)
 {
     ms_error err;
     if (r->sql != NULL) { /* inline routes are public */
+        int status = r->is_prepared ? 0 : mss_request_limit_address(r);
+        if (status != 0) {
+            return status;
+        }
         int rc = identify(r, &err);
-        int status = rc != MS_OK ? mss_answer_failure(r, &err) : check_forgery(r);
+        status = rc != MS_OK ? mss_answer_failure(r, &err) : check_forgery(r);
         if (status != 0) {
             return status;
         }

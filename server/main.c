@@ -23,37 +23,41 @@
 #include "store/audit.h"
 #include "store/statements.h"
 
-enum { EXIT_WRONG = 2, PATH_BYTES = 4096 };
+enum { EXIT_WRONG = 2, PATH_BYTES = 4096, PORTS_MOST = 16 };
 #define QUOTA_BYTES ((uint64_t)10 * 1000 * 1000 * 1000)
 
-static const char help[] = "Usage: memscale-server --data DIR [--listen ADDRESS] [--port N] [--url https://HOST]\n"
-                           "                       [--trust-proxy ADDRESS] [--limits PERCENT] [--team-quota BYTES]\n"
-                           "       memscale-server backup --data DIR FILE\n"
-                           "       memscale-server restore --check FILE\n"
-                           "       memscale-server restore --data DIR FILE\n"
-                           "       memscale-server dashboard [FOLDER] [--port N]\n"
-                           "       memscale-server routes\n"
-                           "\n"
-                           "Keeps the runs of memscale's users in one file and shows them. The first start prints a\n"
-                           "link that works once and makes the first owner.\n"
-                           "\n"
-                           "  --data DIR            the database's directory; made if it is missing\n"
-                           "  --listen ADDRESS      numeric address, 127.0.0.1 if not given\n"
-                           "  --port N              8321 if not given; 0 takes one that is free\n"
-                           "  --url https://HOST    what browsers call this server, behind a proxy that speaks TLS\n"
-                           "  --trust-proxy ADDRESS whose X-Forwarded-For is believed\n"
-                           "  --limits PERCENT      multiplies every limit of requests per minute (100)\n"
-                           "  --team-quota BYTES    of steps that a team may store (10000000000)\n"
-                           "  backup FILE           a consistent copy, while the server runs\n"
-                           "  restore --check FILE  whether a copy is whole: pages, references, schema, audit\n"
-                           "  restore FILE          puts a copy, once checked, into a directory without a database\n"
-                           "  dashboard [FOLDER]    shows the runs whose logs (log_file) are below the folder, the\n"
-                           "                        present one if none is given, on this machine only\n"
-                           "  routes                the table of routes, as JSON\n";
+static const char help[] =
+    "Usage: memscale-server --data DIR|--database URL [--listen ADDRESS] [--port N]\n"
+    "                       [--url https://HOST] [--trust-proxy ADDRESS] [--limits PERCENT]\n"
+    "                       [--team-quota BYTES]\n"
+    "       memscale-server backup --data DIR FILE\n"
+    "       memscale-server restore --check FILE|--database URL\n"
+    "       memscale-server restore --data DIR FILE\n"
+    "       memscale-server dashboard [FOLDER] [--port N]\n"
+    "       memscale-server routes\n"
+    "\n"
+    "Keeps the runs of memscale's users in one database and shows them. The first start prints a\n"
+    "link that works once and makes the first owner.\n"
+    "\n"
+    "  --data DIR            the directory of a database in one file; made if it is missing\n"
+    "  --database URL        a PostgreSQL database, postgresql://USER@HOST/NAME, which several\n"
+    "                        servers may share; its password is in PGPASSFILE or PGPASSWORD\n"
+    "  --listen ADDRESS      numeric address, 127.0.0.1 if not given\n"
+    "  --port N              8321 if not given; 0 takes one that is free\n"
+    "  --url https://HOST    what browsers call this server, behind a proxy that speaks TLS\n"
+    "  --trust-proxy ADDRESS whose X-Forwarded-For is believed\n"
+    "  --limits PERCENT      multiplies every limit of requests per minute (100)\n"
+    "  --team-quota BYTES    of steps that a team may store (10000000000)\n"
+    "  backup FILE           a consistent copy, while the server runs\n"
+    "  restore --check FILE  whether a copy is whole: pages, references, schema, audit\n"
+    "  restore FILE          puts a copy, once checked, into a directory without a database\n"
+    "  dashboard [FOLDER]    shows the runs whose logs (log_file) are below the folder, the\n"
+    "                        present one if none is given, on this machine only\n"
+    "  routes                the table of routes, as JSON\n";
 
 /* The file is "" if the command line names none. */
 typedef struct command_line {
-    const char *command, *data, *file;
+    const char *command, *data, *database, *file;
     bool is_check;
     mss_settings settings;
 } command_line;
@@ -107,10 +111,10 @@ static int backup(const command_line *line)
     return rc == MS_OK ? EXIT_SUCCESS : fail(&err);
 }
 
-static int check_file(const char *file, int64_t *audit_rows, ms_error *err)
+static int check_place(const char *where, int64_t *audit_rows, ms_error *err)
 {
     mss_sql *sql = NULL;
-    int rc = mss_sql_open(file, MSS_SQL_READ, &sql, err);
+    int rc = mss_sql_open(where, MSS_SQL_READ, &sql, err);
     if (rc == MS_OK) {
         rc = mss_sql_check(sql, err);
     }
@@ -121,21 +125,28 @@ static int check_file(const char *file, int64_t *audit_rows, ms_error *err)
     return rc;
 }
 
-static int restore(const command_line *line)
+static int check_copy(const command_line *line)
 {
     ms_error err;
     int64_t audit_rows = 0;
-    char path[PATH_BYTES];
-    mss_sql *sql = NULL;
-    int rc = check_file(line->file, &audit_rows, &err);
-    if (rc != MS_OK) {
+    const char *where = line->database != NULL ? line->database : line->file;
+    if (check_place(where, &audit_rows, &err) != MS_OK) {
         return fail(&err);
     }
-    printf("%s is whole; %lld rows of audit follow from each other\n", line->file, (long long)audit_rows);
-    if (line->is_check) {
-        return EXIT_SUCCESS;
+    printf("%s is whole; %lld rows of audit follow from each other\n", where, (long long)audit_rows);
+    return EXIT_SUCCESS;
+}
+
+static int restore(const command_line *line)
+{
+    ms_error err;
+    char path[PATH_BYTES];
+    mss_sql *sql = NULL;
+    int status = check_copy(line);
+    if (status != EXIT_SUCCESS || line->is_check) {
+        return status;
     }
-    rc = make_directory(line->data, &err);
+    int rc = make_directory(line->data, &err);
     if (rc == MS_OK) {
         rc = database_path(line->data, path, &err);
     }
@@ -154,21 +165,52 @@ static int restore(const command_line *line)
 
 /* ---- serve -------------------------------------------------------------------- */
 
-/* Makes the database ready; `secret` is that of the first owner's link, empty when there are accounts. */
-static int prepare_database(const char *path, char secret[MSS_SECRET_BYTES], ms_error *err)
+/* Where the database is, and what it asks of its server's process. */
+typedef struct place {
+    char path[PATH_BYTES];
+    const char *where; /* the path, or the URL */
+    uint16_t ports[PORTS_MOST];
+    size_t port_count;
+    char secret[MSS_SECRET_BYTES]; /* of the first owner's link; empty when there are accounts */
+} place;
+
+static int find_place(const command_line *line, place *p, ms_error *err)
 {
-    mss_sql *sql = NULL;
+    int rc = line->data != NULL ? make_directory(line->data, err) : MS_OK;
+    p->where = line->database != NULL ? line->database : p->path;
+    return rc == MS_OK && line->database == NULL ? database_path(line->data, p->path, err) : rc;
+}
+
+/* In one transaction: of two servers that start at once, the second one's link counts. */
+static int make_first_link(mss_sql *sql, char secret[MSS_SECRET_BYTES], ms_error *err)
+{
     int64_t accounts = 0;
-    secret[0] = '\0';
-    int rc = mss_sql_open(path, MSS_SQL_WRITE, &sql, err);
-    if (rc == MS_OK) {
-        rc = mss_sql_migrate(sql, err);
-    }
+    int rc = mss_sql_transaction(sql, MSS_BEGIN, err);
     if (rc == MS_OK) {
         rc = mss_sql_number(sql, MSS_ACCOUNT_COUNT, MSS_NONE, &accounts, err);
     }
     if (rc == MS_OK && accounts == 0) {
         rc = mss_invitation_make(sql, NULL, MSS_OWNER, NULL, secret, err);
+    }
+    if (rc == MS_OK) {
+        rc = mss_sql_transaction(sql, MSS_COMMIT, err);
+    }
+    if (rc != MS_OK) {
+        mss_sql_rollback(sql);
+    }
+    return rc;
+}
+
+static int prepare_database(place *p, ms_error *err)
+{
+    mss_sql *sql = NULL;
+    int rc = mss_sql_open(p->where, MSS_SQL_WRITE, &sql, err);
+    if (rc == MS_OK) {
+        p->port_count = mss_sql_ports(sql, p->ports, PORTS_MOST);
+        rc = mss_sql_migrate(sql, err);
+    }
+    if (rc == MS_OK) {
+        rc = make_first_link(sql, p->secret, err);
     }
     mss_sql_close(sql);
     return rc;
@@ -199,7 +241,7 @@ static void block_signals(void)
 /* What every server here is made of. */
 static void complete(mss_settings *settings, const char *database)
 {
-    settings->database_path = database;
+    settings->database = database;
     settings->routes = mss_routes(&settings->route_count);
     settings->problem_page = mss_page_problem;
     settings->dispatch = mss_dispatch;
@@ -261,51 +303,53 @@ static int dashboard(command_line *line)
     return rc == MS_OK ? EXIT_SUCCESS : fail(&err);
 }
 
-static int confine(const char *data, ms_error *err)
+static int confine(const char *data, const place *p, ms_error *err)
 {
     int level = 0;
-    int rc = mss_process_confine(data, &level, err);
+    int rc = mss_process_confine(data, p->ports, p->port_count, &level, err);
     if (rc == MS_OK && level == 0) {
         mss_log_event(MS_LOG_WARNING, "this kernel has no Landlock: the process is not confined to its data");
     }
     return rc;
 }
 
+static void say_where(const mss_server *server, place *p)
+{
+    printf("memscale-server %s listens on %s\n", ms_version(), mss_server_url(server));
+    if (p->secret[0] != '\0') {
+        printf("The first owner signs up here, once: %s/welcome/%s\n", mss_server_url(server), p->secret);
+        mss_secret_wipe(p->secret, sizeof p->secret);
+    }
+    (void)fflush(stdout);
+}
+
 static int serve(command_line *line)
 {
     ms_error err;
-    char path[PATH_BYTES], secret[MSS_SECRET_BYTES];
+    place p = {.where = ""};
     mss_server *server = NULL;
     mss_jobs *jobs = NULL;
     mss_process_close();
     block_signals();
-    int rc = make_directory(line->data, &err);
+    int rc = find_place(line, &p, &err);
     if (rc == MS_OK) {
-        rc = database_path(line->data, path, &err);
+        rc = prepare_database(&p, &err);
     }
     if (rc == MS_OK) {
-        rc = prepare_database(path, secret, &err);
+        rc = confine(line->data, &p, &err);
     }
-    if (rc == MS_OK) {
-        rc = confine(line->data, &err);
-    }
-    complete(&line->settings, path);
+    complete(&line->settings, p.where);
     if (rc == MS_OK) {
         rc = mss_server_start(&line->settings, &server, &err);
     }
     if (rc == MS_OK) {
-        rc = mss_jobs_start(path, &jobs, &err);
+        rc = mss_jobs_start(p.where, &jobs, &err);
     }
     if (rc != MS_OK) {
         mss_server_stop(server);
         return fail(&err);
     }
-    printf("memscale-server %s listens on %s\n", ms_version(), mss_server_url(server));
-    if (secret[0] != '\0') {
-        printf("The first owner signs up here, once: %s/welcome/%s\n", mss_server_url(server), secret);
-        mss_secret_wipe(secret, sizeof secret);
-    }
-    (void)fflush(stdout);
+    say_where(server, &p);
     mss_log_event(MS_LOG_INFO, "started, version %s", ms_version());
     int number = wait_for_signal();
     mss_jobs_stop(jobs);
@@ -339,6 +383,9 @@ static bool take_option(command_line *line, int option, const char *value)
     case 'd':
         line->data = value;
         return true;
+    case 'b':
+        line->database = value;
+        return mss_sql_is_shared_place(value);
     case 'a':
         line->settings.listen_address = value;
         return true;
@@ -365,20 +412,39 @@ static bool take_option(command_line *line, int option, const char *value)
 }
 
 static const struct option options[] = {
-    {"data", required_argument, NULL, 'd'},
-    {"listen", required_argument, NULL, 'a'},
-    {"port", required_argument, NULL, 'p'},
-    {"url", required_argument, NULL, 'u'},
-    {"trust-proxy", required_argument, NULL, 't'},
-    {"limits", required_argument, NULL, 'l'},
-    {"team-quota", required_argument, NULL, 'q'},
-    {"check", no_argument, NULL, 'c'},
-    {NULL, 0, NULL, 0},
+    {"data", required_argument, NULL, 'd'},   {"database", required_argument, NULL, 'b'},
+    {"listen", required_argument, NULL, 'a'}, {"port", required_argument, NULL, 'p'},
+    {"url", required_argument, NULL, 'u'},    {"trust-proxy", required_argument, NULL, 't'},
+    {"limits", required_argument, NULL, 'l'}, {"team-quota", required_argument, NULL, 'q'},
+    {"check", no_argument, NULL, 'c'},        {NULL, 0, NULL, 0},
 };
+
+/* PostgreSQL has programs of its own for copies. */
+static int check_database_option(const command_line *line)
+{
+    ms_error err;
+    if (mss_sql_accepts(line->database, &err) != MS_OK) { /* first: no message repeats a password */
+        return fail(&err);
+    }
+    if (line->command != NULL && strcmp(line->command, "backup") == 0) {
+        return usage("backup copies a file; for PostgreSQL run: pg_dump --format=custom --file=COPY ", line->database);
+    }
+    bool is_restore = line->command != NULL && strcmp(line->command, "restore") == 0;
+    if (is_restore && !line->is_check) {
+        return usage("restore copies a file; for PostgreSQL run: pg_restore COPY --dbname=", line->database);
+    }
+    if (line->command != NULL && !is_restore) {
+        return usage("--database", " is for servers and checks");
+    }
+    return line->file[0] != '\0' ? usage(line->file, " is one argument too many") : 0;
+}
 
 /* A file, and a directory with a database if the command needs one. */
 static int check_command_line(const command_line *line)
 {
+    if (line->database != NULL) {
+        return check_database_option(line);
+    }
     bool is_serving = line->command == NULL, is_dashboard = !is_serving && strcmp(line->command, "dashboard") == 0;
     bool is_routes = !is_serving && strcmp(line->command, "routes") == 0;
     bool has_file = line->file[0] != '\0';

@@ -50,7 +50,6 @@ static int take_next(mss_jobs *jobs, job *next, ms_error *err)
 {
     mss_rows rows;
     bool has = false;
-    *next = (job){.jobs = jobs};
     int rc = mss_sql_first(jobs->sql, MSS_JOB_NEXT, MSS_NONE, &rows, &has, err);
     if (rc == MS_OK && has) {
         mss_rows_copy(&rows, 0, next->id.text, sizeof next->id.text);
@@ -98,15 +97,35 @@ static void make(job *j)
     ms_free(output);
 }
 
+/* The next job, if this server is the one that makes them. When it begins to be, nobody makes those that are said to
+ * be running. */
+static int take_if_leading(mss_jobs *jobs, job *next, ms_error *err)
+{
+    bool leads = false, is_new = false;
+    *next = (job){.jobs = jobs};
+    int rc = mss_sql_lead(jobs->sql, &leads, &is_new, err);
+    if (rc == MS_OK && is_new) {
+        rc = mss_sql_run(jobs->sql, MSS_JOB_AGAIN, MSS_NONE, NULL, err);
+    }
+    return rc == MS_OK && leads ? take_next(jobs, next, err) : rc;
+}
+
+/* A database that is gone has its one line from elsewhere (http/shared.c). */
+static void note_failure(const ms_error *err)
+{
+    if (err->code != MS_EIO) {
+        mss_log_event(MS_LOG_ERROR, "jobs: %s", err->text);
+    }
+}
+
 static void work(void *argument)
 {
     mss_jobs *jobs = argument;
-    write(jobs, MSS_JOB_AGAIN, MSS_NONE);
     while (!is_stopping(jobs)) {
         ms_error err;
         job next;
-        if (take_next(jobs, &next, &err) != MS_OK) {
-            mss_log_event(MS_LOG_ERROR, "jobs: %s", err.text);
+        if (take_if_leading(jobs, &next, &err) != MS_OK) {
+            note_failure(&err);
         }
         if (next.request != NULL) {
             make(&next);

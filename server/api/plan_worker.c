@@ -15,6 +15,7 @@
 #include "base/json.h"
 #include "memscale/pipeline.h"
 #include "pipeline/frontier_watch.h"
+#include "process/process.h"
 
 enum { BODY_MOST = 32 * 1024 * 1024, MEMORY_GIB = 4 };
 
@@ -27,6 +28,7 @@ static void limit_self(rlim_t most_seconds)
     (void)setrlimit(RLIMIT_CPU, &seconds);
     (void)setrlimit(RLIMIT_CORE, &nothing);
     (void)setrlimit(RLIMIT_FSIZE, &nothing);
+    mss_process_cut_off(); /* from the database, which the server itself may reach */
 #ifndef __SANITIZE_ADDRESS__ /* which maps terabytes for itself */
     struct rlimit memory = {(rlim_t)MEMORY_GIB << 30, (rlim_t)MEMORY_GIB << 30};
     (void)setrlimit(RLIMIT_AS, &memory);

@@ -121,10 +121,12 @@ int mss_answer_problem(mss_request *request, int status, const char *fmt, ...)
 
 int mss_answer_failure(mss_request *request, const ms_error *err)
 {
-    bool is_passing = err->code == MS_ENOMEM || err->code == MS_ENOSPC || err->code == MS_ETIMEDOUT;
+    bool is_gone = err->code == MS_EIO;
+    bool is_passing = is_gone || err->code == MS_ENOMEM || err->code == MS_ENOSPC || err->code == MS_ETIMEDOUT;
     snprintf(request->reason, sizeof request->reason, "%s", err->text);
     request->answer.retry_after_s = is_passing ? 10 : 0;
-    return is_passing ? mss_answer_problem(request, 503, "The server has no room at the moment.")
-                      : mss_answer_problem(request, 500, "The server failed. Its log says more under this number: %s.",
-                                           request->id);
+    return is_gone      ? mss_answer_problem(request, 503, "The server can't reach its database at the moment.")
+           : is_passing ? mss_answer_problem(request, 503, "The server has no room at the moment.")
+                        : mss_answer_problem(
+                              request, 500, "The server failed. Its log says more under this number: %s.", request->id);
 }

@@ -266,13 +266,10 @@ int mss_head_read(mss_request *request, struct MHD_Connection *connection, const
     if (status != 0) {
         return status;
     }
-    char key[96];
-    bucket_of_address(request, key, sizeof key);
-    uint32_t wait_s =
-        mss_limits_take(mss_server_limits(request->server), request->route->limit, key, request->begun_ns);
-    if (wait_s > 0) {
-        request->answer.retry_after_s = wait_s;
-        return mss_answer_problem(request, 429, "Too many requests; try again in %u seconds.", wait_s);
+    bucket_of_address(request, request->bucket, sizeof request->bucket);
+    status = mss_request_limit(request, request->route->limit, request->bucket);
+    if (status != 0) {
+        return status;
     }
     rc = mss_pairs_read(query, strlen(query), &request->query, &err);
     if (rc == MS_EFORMAT) {

@@ -95,7 +95,7 @@ struct mss_request {
     char csrf_wanted[MSS_HASH_TEXT_BYTES]; /* of the session, for forms; empty for others */
     char password_hash[128];               /* from `prepare` for `handle` */
     mss_id prepared;                       /* from `prepare` for `handle`: the account whose password was right */
-    bool was_limited;                      /* its limits have been checked */
+    char bucket[96];                       /* of its address */
     mss_answer answer;
     char reason[MS_ERROR_TEXT_MAX];        /* for the log */
     uint64_t begun_ns;
@@ -121,17 +121,26 @@ int mss_answer_empty(mss_request *request);
 int mss_answer_redirect(mss_request *request, const char *fmt, ...) MS_PRINTF(2, 3);
 /* A refusal: `fmt` says in one sentence what was wrong. */
 int mss_answer_problem(mss_request *request, int status, const char *fmt, ...) MS_PRINTF(3, 4);
-/* A failure of the server: 503 if memory or disk space is exhausted or the database is locked, else 500. Only
+/* A failure of the server: 503 if memory or disk space is exhausted or the database is locked or gone, else 500. Only
  * the log gets the reason. */
 int mss_answer_failure(mss_request *request, const ms_error *err);
 
 /* Renders a refusal as a page. `pages` sets it, so that `http` needs not include `pages`. */
 typedef int (*mss_problem_page)(mss_request *request, int status, const char *title, const char *detail);
 
+/* ---- limits ------------------------------------------------------------------- */
+
+/* Takes one token from the bucket of `who` in the class, here and, in a lane, from the one that all servers on the
+ * database share. Returns 0, or the status of a refusal that it has answered: 429, or 503 if the database is gone. */
+int mss_request_limit(mss_request *request, mss_limit limit, const char *who);
+/* Takes one from the shared bucket of the request's address; the one here was asked before the body was read. In a
+ * lane. */
+int mss_request_limit_address(mss_request *request);
+
 /* ---- the server ------------------------------------------------------------------ */
 
 typedef struct mss_settings {
-    const char *database_path;
+    const char *database;       /* a file, or "postgresql://..." */
     const char *listen_address; /* numeric */
     uint16_t port;              /* 0: any that is free */
     const char *public_url;     /* "https://host" as browsers see it; NULL: http on loopback names */
@@ -152,7 +161,6 @@ MS_NODISCARD int mss_server_start(const mss_settings *settings, mss_server **ser
 void mss_server_stop(mss_server *server);
 
 const mss_settings *mss_server_settings(const mss_server *server);
-mss_limits *mss_server_limits(mss_server *server);
 /* Whether browsers reach us over https. */
 bool mss_server_is_https(const mss_server *server);
 /* "https://host", the beginning of links. */
@@ -166,7 +174,7 @@ typedef struct mss_server_numbers {
 } mss_server_numbers;
 void mss_server_count(mss_server *server, mss_server_numbers *numbers);
 
-/* Whether any run has a viewer; if not, events needn't be made. */
+/* Whether any run has a viewer, or may have one at another server; if not, events needn't be made. */
 bool mss_server_is_watched(mss_server *server);
 
 /* Sends `data`, one line of JSON, to the viewers of a run. */

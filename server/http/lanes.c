@@ -27,6 +27,7 @@ typedef struct worker {
 struct mss_lanes {
     const mss_settings *settings;
     mss_lanes_done done;
+    bool is_shared; /* other servers use the database too */
     ms__mutex lock;
     lane lanes[MSS_LANE_COUNT];
     bool is_closing;            /* nothing more is taken in */
@@ -166,7 +167,11 @@ static int run_saved(mss_lanes *lanes, mss_request *request, mss_sql *sql, ms_er
         return rc;
     }
     run(lanes, request, sql, false);
-    return mss_sql_transaction(sql, request->answer.status < 400 ? MSS_RELEASE : MSS_UNDO, err);
+    bool is_kept = request->answer.status < 400;
+    if (is_kept && lanes->is_shared && request->answer.event != NULL) {
+        rc = mss_shared_tell(sql, &request->answer.told, request->answer.event, err);
+    }
+    return rc == MS_OK ? mss_sql_transaction(sql, is_kept ? MSS_RELEASE : MSS_UNDO, err) : rc;
 }
 
 static int run_group(mss_lanes *lanes, group *g, mss_sql *sql, ms_error *err)
@@ -237,8 +242,8 @@ static int start_worker(mss_lanes *lanes, mss_lane kind, ms_error *err)
     static const char *const names[] = {"mss-inline", "mss-read", "mss-write", "mss-slow"};
     worker *w = &lanes->workers[lanes->worker_count];
     *w = (worker){.lanes = lanes, .kind = kind};
-    int rc = mss_sql_open(lanes->settings->database_path, kind == MSS_LANE_WRITE ? MSS_SQL_WRITE : MSS_SQL_READ,
-                          &w->sql, err);
+    int rc =
+        mss_sql_open(lanes->settings->database, kind == MSS_LANE_WRITE ? MSS_SQL_WRITE : MSS_SQL_READ, &w->sql, err);
     if (rc == MS_OK) {
         rc = ms__thread_start(&w->thread, names[kind], kind == MSS_LANE_WRITE ? run_writes : run_others, w, err);
     }
@@ -258,6 +263,7 @@ int mss_lanes_open(const mss_settings *settings, mss_lanes_done done, mss_lanes 
     }
     lanes->settings = settings;
     lanes->done = done;
+    lanes->is_shared = mss_sql_is_shared_place(settings->database);
     ms__mutex_init(&lanes->lock);
     for (int i = 0; i < MSS_LANE_COUNT; i++) {
         lanes->lanes[i].last = &lanes->lanes[i].first;

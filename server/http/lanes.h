@@ -1,12 +1,14 @@
 /*
  * lanes.h - the threads that run handlers. Read and slow lanes have several threads, each with its own
  * connection to the database. The write lane has one: it takes all waiting requests, runs each in a
- * savepoint of one transaction, and releases the answers after the commit.
+ * savepoint of one transaction, and releases the answers after the commit. If other servers share the database, an
+ * answer's event is part of the transaction.
  */
 #ifndef MSS_HTTP_LANES_H
 #define MSS_HTTP_LANES_H
 
 #include "http/http.h"
+#include "http/shared.h"
 
 enum { MSS_LANE_WAITING_MOST = 1024, MSS_SLOW_WAITING_MOST = 64, MSS_GROUP_MOST = 256 };
 

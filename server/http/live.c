@@ -150,6 +150,16 @@ void mss_live_tell(mss_live *live, const mss_id *run, const char *data)
     ms__mutex_unlock(&live->lock);
 }
 
+void mss_live_missed(mss_live *live)
+{
+    ms__mutex_lock(&live->lock);
+    for (viewer *v = live->first; v != NULL; v = v->next) {
+        v->has_missed = true;
+        wake(v);
+    }
+    ms__mutex_unlock(&live->lock);
+}
+
 uint64_t mss_live_count(mss_live *live)
 {
     ms__mutex_lock(&live->lock);

@@ -28,6 +28,9 @@ struct MHD_Response *mss_live_watch(mss_live *live, const mss_id *run, struct MH
 /* Sends `data`, one line of JSON, to the viewers of `run`. */
 void mss_live_tell(mss_live *live, const mss_id *run, const char *data);
 
+/* Tells all viewers to look again: events may have been missed. */
+void mss_live_missed(mss_live *live);
+
 uint64_t mss_live_count(mss_live *live);
 
 #endif

@@ -13,6 +13,7 @@
 #include "http/head.h"
 #include "http/lanes.h"
 #include "http/live.h"
+#include "http/shared.h"
 #include "log/log.h"
 
 /* Memory of a connection: its head has to fit into it. 10,000 idle ones take some 160 MB of it at most. */
@@ -33,6 +34,7 @@ struct mss_server {
     mss_lanes *lanes;
     mss_live *live;
     mss_limits *limits;
+    mss_shared *shared; /* NULL: no other server uses the database */
     _Atomic uint64_t statuses[6], busy_ns;
 };
 
@@ -47,11 +49,6 @@ const char *mss_method_name(mss_method method)
 const mss_settings *mss_server_settings(const mss_server *server)
 {
     return &server->settings;
-}
-
-mss_limits *mss_server_limits(mss_server *server)
-{
-    return server->limits;
 }
 
 bool mss_server_is_https(const mss_server *server)
@@ -76,7 +73,34 @@ void mss_server_tell(mss_server *server, const mss_id *run, const char *data)
 
 bool mss_server_is_watched(mss_server *server)
 {
-    return mss_live_count(server->live) > 0;
+    return server->shared != NULL || mss_live_count(server->live) > 0; /* another server's viewers aren't known here */
+}
+
+static int answer_wait(mss_request *r, uint32_t wait_s)
+{
+    r->answer.retry_after_s = wait_s;
+    return wait_s == 0 ? 0 : mss_answer_problem(r, 429, "Too many requests; try again in %u seconds.", wait_s);
+}
+
+/* Only lanes have `sql`: the threads that read the network wait for no database. */
+static int take_shared(mss_request *r, mss_limit limit, const char *who)
+{
+    ms_error err;
+    uint32_t wait_s = 0;
+    int rc = r->server->shared != NULL && r->sql != NULL ? mss_shared_take(r->server->shared, limit, who, &wait_s, &err)
+                                                         : MS_OK;
+    return rc == MS_OK ? answer_wait(r, wait_s) : mss_answer_failure(r, &err);
+}
+
+int mss_request_limit(mss_request *r, mss_limit limit, const char *who)
+{
+    uint32_t wait_s = mss_limits_take(r->server->limits, limit, who, ms_now_ns());
+    return wait_s > 0 ? answer_wait(r, wait_s) : take_shared(r, limit, who);
+}
+
+int mss_request_limit_address(mss_request *r)
+{
+    return take_shared(r, r->route->limit, r->bucket);
 }
 
 void mss_server_count(mss_server *server, mss_server_numbers *numbers)
@@ -224,7 +248,8 @@ static enum MHD_Result send_answer(mss_request *request)
 
 static void answered(mss_request *request)
 {
-    if (request->answer.event != NULL && request->answer.status < 400) {
+    bool is_told_by_database = request->server->shared != NULL;
+    if (request->answer.event != NULL && request->answer.status < 400 && !is_told_by_database) {
         mss_live_tell(request->server->live, &request->answer.told, request->answer.event);
     }
     request->state = MSS_ANSWERED;
@@ -431,6 +456,9 @@ int mss_server_start(const mss_settings *settings, mss_server **out, ms_error *e
     if (rc == MS_OK) {
         rc = mss_live_open(&server->live, err);
     }
+    if (rc == MS_OK && mss_sql_is_shared_place(settings->database)) {
+        rc = mss_shared_open(server->settings.database, server->live, server->limits, &server->shared, err);
+    }
     if (rc == MS_OK) {
         rc = mss_lanes_open(&server->settings, answered, &server->lanes, err);
     }
@@ -460,6 +488,7 @@ void mss_server_stop(mss_server *server)
         MHD_stop_daemon(server->daemon);
     }
     mss_lanes_close(server->lanes);
+    mss_shared_close(server->shared);
     mss_live_close(server->live);
     mss_limits_free(server->limits);
     ms_free(server);

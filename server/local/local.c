@@ -12,6 +12,7 @@
 
 #include "base/json.h"
 #include "base/thread.h"
+#include "http/shared.h"
 #include "log/log.h"
 #include "store/statements.h"
 #include "store/steps.h"
@@ -360,7 +361,7 @@ static int look_at_some(mss_local *local, log_file **files, size_t count, ms_err
     }
     for (size_t i = 0; i < count; i++) {
         if (files[i]->has_news) { /* without columns: look again */
-            mss_server_tell(local->server, &files[i]->run, "{\"sequence\":4611686018427387904}");
+            mss_server_tell(local->server, &files[i]->run, MSS_LOOK_AGAIN);
             files[i]->has_news = false;
         }
     }

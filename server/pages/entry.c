@@ -46,12 +46,7 @@ static int limit_guesses(mss_request *r, const char *email)
 {
     char key[360];
     snprintf(key, sizeof key, "guess %s %s", email, r->address);
-    uint32_t wait_s = mss_limits_take(mss_server_limits(r->server), MSS_LIMIT_SIGN_IN, key, ms_now_ns());
-    if (wait_s == 0) {
-        return 0;
-    }
-    r->answer.retry_after_s = wait_s;
-    return mss_answer_problem(r, 429, "Too many tries; try again in %u seconds.", wait_s);
+    return mss_request_limit(r, MSS_LIMIT_SIGN_IN, key);
 }
 
 int mss_page_sign_in_prepare(mss_request *r)

@@ -36,6 +36,7 @@ void mss_process_close(void)
 /* Of newer headers than Debian 12 has. */
 #define ACCESS_FS_TRUNCATE ((uint64_t)1 << 14) /* level 3 */
 #define ACCESS_NET_CONNECT_TCP ((uint64_t)1 << 1) /* level 4 */
+enum { RULE_NET_PORT = 2, NETWORK_LEVEL = 4 };
 
 #define ACCESS_WRITE \
     (LANDLOCK_ACCESS_FS_WRITE_FILE | LANDLOCK_ACCESS_FS_REMOVE_DIR | LANDLOCK_ACCESS_FS_REMOVE_FILE | \
@@ -48,6 +49,11 @@ typedef struct ruleset {
     uint64_t files, network;
 } ruleset;
 
+/* The kernel's struct landlock_net_port_attr. */
+typedef struct port_rule {
+    uint64_t allowed, port;
+} port_rule;
+
 static int allow(int rules, const char *path, uint64_t access, ms_error *err)
 {
     struct landlock_path_beneath_attr rule = {.allowed_access = access};
@@ -59,6 +65,17 @@ static int allow(int rules, const char *path, uint64_t access, ms_error *err)
         close(rule.parent_fd);
     }
     return rc;
+}
+
+static int allow_ports(int rules, const uint16_t *ports, size_t count, ms_error *err)
+{
+    for (size_t i = 0; i < count; i++) {
+        port_rule rule = {ACCESS_NET_CONNECT_TCP, ports[i]};
+        if (syscall(SYS_landlock_add_rule, rules, RULE_NET_PORT, &rule, 0) != 0) {
+            return ms_fail_errno(err, MS_ESYSTEM, errno, "landlock: port %u", ports[i]);
+        }
+    }
+    return MS_OK;
 }
 
 /* The loader that the kernel starts this program with; NULL for a static one. */
@@ -83,7 +100,7 @@ static const char *loader_path(void)
 static int fill(int rules, const char *data, uint64_t writes, ms_error *err)
 {
     const char *loader = loader_path();
-    int rc = allow(rules, data, writes, err);
+    int rc = data != NULL ? allow(rules, data, writes, err) : MS_OK;
     if (rc == MS_OK) {
         rc = allow(rules, "/proc/self/exe", LANDLOCK_ACCESS_FS_EXECUTE, err);
     }
@@ -96,7 +113,7 @@ static int fill(int rules, const char *data, uint64_t writes, ms_error *err)
     return rc;
 }
 
-int mss_process_confine(const char *data, int *level, ms_error *err)
+int mss_process_confine(const char *data, const uint16_t *ports, size_t count, int *level, ms_error *err)
 {
     long told = syscall(SYS_landlock_create_ruleset, NULL, 0, LANDLOCK_CREATE_RULESET_VERSION);
     *level = told > 0 ? (int)told : 0;
@@ -105,12 +122,25 @@ int mss_process_confine(const char *data, int *level, ms_error *err)
     }
     uint64_t writes = ACCESS_WRITE | (*level >= 3 ? ACCESS_FS_TRUNCATE : 0);
     ruleset handled = {writes | LANDLOCK_ACCESS_FS_EXECUTE, ACCESS_NET_CONNECT_TCP};
-    size_t size = *level >= 4 ? sizeof handled : sizeof handled.files;
+    size_t size = *level >= NETWORK_LEVEL ? sizeof handled : sizeof handled.files;
     int rules = (int)syscall(SYS_landlock_create_ruleset, &handled, size, 0);
     if (rules < 0) {
         return ms_fail_errno(err, MS_ESYSTEM, errno, "landlock");
     }
-    int rc = fill(rules, data, writes, err);
+    int rc = *level >= NETWORK_LEVEL ? allow_ports(rules, ports, count, err) : MS_OK;
+    if (rc == MS_OK) {
+        rc = fill(rules, data, writes, err);
+    }
     close(rules);
     return rc;
+}
+
+void mss_process_cut_off(void)
+{
+    ruleset handled = {0, ACCESS_NET_CONNECT_TCP};
+    int rules = (int)syscall(SYS_landlock_create_ruleset, &handled, sizeof handled, 0);
+    if (rules >= 0) {
+        (void)syscall(SYS_landlock_restrict_self, rules, 0);
+        close(rules);
+    }
 }

@@ -1,6 +1,6 @@
 /*
  * process.h - before it listens, the server's process gives up core files and new privileges, and by Landlock writes
- * outside its data, other programs, and outgoing connections. So an attacker who runs code in it reaches the database
+ * outside its data, other programs, and outgoing connections, but for those to its database. So an attacker who runs code in it reaches the database
  * and nothing else. Reads of other files are not restricted here, because the loader and the resolver of names need
  * many; the unit restricts them (deploy/).
  *
@@ -15,10 +15,15 @@
 void mss_process_close(void);
 
 /*
- * Confines this thread and everything that it starts later: it may write only below `data`, run only this program, and
- * open no TCP connections. `*level` is the kernel's version of Landlock: 0 means that nothing is confined, and below 4
- * connections aren't. Call it after mss_process_close(), before any thread starts. MS_ESYSTEM.
+ * Confines this thread and everything that it starts later: it may write only below `data` (NULL: nowhere), run only this
+ * program, and open TCP connections only to the `count` ports (of any host, because Landlock knows no hosts). `*level` is
+ * the kernel's version of Landlock: 0 means that nothing is confined, and below 4 connections aren't. Call it after
+ * mss_process_close(), before any thread starts. MS_ESYSTEM.
  */
-MS_NODISCARD int mss_process_confine(const char *data, int *level, ms_error *err);
+MS_NODISCARD int mss_process_confine(const char *data, const uint16_t *ports, size_t count, int *level, ms_error *err);
+
+/* Takes the TCP connections away that mss_process_confine() has left: for processes that get a stranger's input. If the
+ * kernel can't, nothing happens. Never fails. */
+void mss_process_cut_off(void);
 
 #endif

@@ -8,6 +8,8 @@
 #include "log/log.h"
 #include "store/statements.h"
 
+enum { ROWS_AT_ONCE = 1000 };
+
 typedef struct row {
     int64_t number, happened_at;
     const char *account, *team, *verb, *object;
@@ -68,17 +70,30 @@ static int check_row(const mss_rows *rows, int64_t number, mss_hash *before, ms_
     return MS_OK;
 }
 
-int mss_audit_check(mss_sql *sql, int64_t *count, ms_error *err)
+/* The next rows behind number `*checked`; `*has_more` if there may be others behind them. */
+static int check_some(mss_sql *sql, int64_t *checked, mss_hash *before, bool *has_more, ms_error *err)
 {
     mss_rows rows;
-    mss_hash before = {{0}};
     bool has = true;
-    int64_t checked = 0;
-    int rc = mss_sql_query(sql, MSS_AUDIT_ALL, MSS_NONE, &rows, err);
+    int64_t first = *checked;
+    int rc = mss_sql_query(sql, MSS_AUDIT_FROM, MSS_WITH(MSS_INT(first), MSS_INT(ROWS_AT_ONCE)), &rows, err);
     while (rc == MS_OK && (rc = mss_rows_next(&rows, &has, err)) == MS_OK && has) {
-        rc = check_row(&rows, ++checked, &before, err);
+        rc = check_row(&rows, ++*checked, before, err);
     }
     mss_rows_end(&rows);
+    *has_more = *checked - first == ROWS_AT_ONCE;
+    return rc;
+}
+
+int mss_audit_check(mss_sql *sql, int64_t *count, ms_error *err)
+{
+    mss_hash before = {{0}};
+    bool has_more = true;
+    int64_t checked = 0;
+    int rc = MS_OK;
+    while (rc == MS_OK && has_more) {
+        rc = check_some(sql, &checked, &before, &has_more, err);
+    }
     if (rc == MS_OK) {
         *count = checked;
     }

@@ -1,17 +1,18 @@
 /*
  * migrations.h - the schema, as the migrations that lead to it. A released migration never changes. A change of
- * the schema is a new migration at the end, with a test that starts from the previous version.
+ * the schema is a new migration at the end, with a test that starts from the previous version. BYTES is the type of
+ * bytes, the one word in which SQLite and PostgreSQL differ here.
  */
 #ifndef MSS_STORE_MIGRATIONS_H
 #define MSS_STORE_MIGRATIONS_H
 
 /* The first: accounts, sessions, teams, tokens, runs, audit. Times are milliseconds since 1970, UTC. */
-#define MSS_MIGRATION_1 \
+#define MSS_MIGRATION_1(BYTES) \
     "CREATE TABLE account (" \
     " id TEXT PRIMARY KEY, email TEXT NOT NULL UNIQUE, name TEXT NOT NULL," \
     " password_hash TEXT NOT NULL, is_operator INTEGER NOT NULL, created_at BIGINT NOT NULL);" \
     "CREATE TABLE session (" \
-    " hash BLOB PRIMARY KEY, account TEXT NOT NULL REFERENCES account ON DELETE CASCADE," \
+    " hash " BYTES " PRIMARY KEY, account TEXT NOT NULL REFERENCES account ON DELETE CASCADE," \
     " created_at BIGINT NOT NULL, expires_at BIGINT NOT NULL);" \
     "CREATE INDEX session_account ON session (account);" \
     "CREATE TABLE team (id TEXT PRIMARY KEY, name TEXT NOT NULL, created_at BIGINT NOT NULL);" \
@@ -22,12 +23,12 @@
     " PRIMARY KEY (team, account));" \
     "CREATE INDEX member_account ON member (account);" \
     "CREATE TABLE invitation (" \
-    " id TEXT PRIMARY KEY, hash BLOB NOT NULL UNIQUE, team TEXT REFERENCES team ON DELETE CASCADE," \
+    " id TEXT PRIMARY KEY, hash " BYTES " NOT NULL UNIQUE, team TEXT REFERENCES team ON DELETE CASCADE," \
     " role INTEGER NOT NULL, created_by TEXT REFERENCES account ON DELETE CASCADE," \
     " created_at BIGINT NOT NULL, expires_at BIGINT NOT NULL);" \
     "CREATE INDEX invitation_team ON invitation (team);" \
     "CREATE TABLE token (" \
-    " id TEXT PRIMARY KEY, hash BLOB NOT NULL UNIQUE, team TEXT NOT NULL REFERENCES team ON DELETE CASCADE," \
+    " id TEXT PRIMARY KEY, hash " BYTES " NOT NULL UNIQUE, team TEXT NOT NULL REFERENCES team ON DELETE CASCADE," \
     " account TEXT NOT NULL REFERENCES account ON DELETE CASCADE, name TEXT NOT NULL," \
     " scopes INTEGER NOT NULL, created_at BIGINT NOT NULL, last_used_at BIGINT);" \
     "CREATE INDEX token_team ON token (team);" \
@@ -39,7 +40,7 @@
     " id TEXT PRIMARY KEY, team TEXT NOT NULL REFERENCES team ON DELETE CASCADE," \
     " project TEXT NOT NULL REFERENCES project ON DELETE CASCADE," \
     " account TEXT REFERENCES account ON DELETE SET NULL," \
-    " idempotency_key TEXT NOT NULL, request_hash BLOB NOT NULL, name TEXT, model TEXT NOT NULL," \
+    " idempotency_key TEXT NOT NULL, request_hash " BYTES " NOT NULL, name TEXT, model TEXT NOT NULL," \
     " machine TEXT, versions_json TEXT, config_json TEXT, plan_json TEXT, counters_json TEXT, graph_digest TEXT," \
     " budget_bytes BIGINT, predicted_peak_bytes BIGINT, predicted_step_ns BIGINT, peak_bytes BIGINT," \
     " outcome TEXT NOT NULL DEFAULT 'running', started_at BIGINT NOT NULL, finished_at BIGINT," \
@@ -52,16 +53,16 @@
     "CREATE INDEX run_account ON run (account);" \
     "CREATE TABLE batch (" \
     " run TEXT NOT NULL REFERENCES run ON DELETE CASCADE, sequence BIGINT NOT NULL," \
-    " first_step BIGINT NOT NULL, last_step BIGINT NOT NULL, steps INTEGER NOT NULL, data BLOB NOT NULL," \
+    " first_step BIGINT NOT NULL, last_step BIGINT NOT NULL, steps INTEGER NOT NULL, data " BYTES " NOT NULL," \
     " PRIMARY KEY (run, sequence));" \
     "CREATE TABLE telemetry (received_on TEXT NOT NULL, event_json TEXT NOT NULL);" \
     "CREATE TABLE audit (" \
     " number BIGINT PRIMARY KEY, happened_at BIGINT NOT NULL, account TEXT NOT NULL, team TEXT NOT NULL," \
-    " verb TEXT NOT NULL, object TEXT NOT NULL, hash BLOB NOT NULL);" \
+    " verb TEXT NOT NULL, object TEXT NOT NULL, hash " BYTES " NOT NULL);" \
     "CREATE INDEX audit_team ON audit (team, number);"
 
 /* Frontiers as jobs. */
-#define MSS_MIGRATION_2 \
+#define MSS_MIGRATION_2(BYTES) \
     "CREATE TABLE job (" \
     " id TEXT PRIMARY KEY, team TEXT NOT NULL REFERENCES team ON DELETE CASCADE," \
     " account TEXT REFERENCES account ON DELETE SET NULL, state TEXT NOT NULL DEFAULT 'queued'," \
@@ -70,6 +71,11 @@
     "CREATE INDEX job_state ON job (state, created_at);" \
     "CREATE INDEX job_team ON job (team);" \
     "CREATE INDEX job_account ON job (account);"
+
+/* What servers on one database tell each other: when a bucket of requests is full again (http/shared.h). Nothing of it is
+ * worth keeping, so it is in no version, and unlogged: PostgreSQL empties it after a crash. */
+#define MSS_SHARED_TABLES \
+    "CREATE UNLOGGED TABLE IF NOT EXISTS bucket (key BIGINT PRIMARY KEY, full_at_ns BIGINT NOT NULL)"
 
 #define MSS_MIGRATION_TABLE(X) \
     X(MSS_MIGRATION_1) \

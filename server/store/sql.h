@@ -1,9 +1,14 @@
 /*
  * sql.h - a connection to the database: prepared statements from one table, values bound by type, rows read
- * by column. Only sql.c knows SQLite; another database would implement this header. Statements number their
- * parameters $1, $2, ... in order of appearance, which SQLite and PostgreSQL accept.
+ * by column. The database is a file of SQLite's, or a PostgreSQL database that several servers may share;
+ * driver.h is the seam between them. Statements number their parameters $1, $2, ... in order of appearance,
+ * which both accept.
  *
- * One thread at a time uses a connection; each thread of a lane has its own.
+ * One thread at a time uses a connection; each thread of a lane has its own. A connection to PostgreSQL that is
+ * lost comes back by itself at its next use. A statement that is sent outside of a transaction may then run twice,
+ * so only those are that may.
+ *
+ * Tests: tests/server/c/test_sql.c, on both databases.
  */
 #ifndef MSS_STORE_SQL_H
 #define MSS_STORE_SQL_H
@@ -19,12 +24,22 @@ typedef int mss_statement;
 
 typedef enum mss_sql_mode { MSS_SQL_WRITE, MSS_SQL_READ } mss_sql_mode;
 
-/* Opens the file `path`; MSS_SQL_WRITE makes it if it is missing. MS_ESYSTEM with the database's text. */
-MS_NODISCARD int mss_sql_open(const char *path, mss_sql_mode mode, mss_sql **sql, ms_error *err);
-void mss_sql_close(mss_sql *sql);
+/* Whether this program can open `where`, a file's path or "postgresql://...". MS_ENOTSUP for PostgreSQL if it was built
+ * without libpq; MS_ECONFIG for a malformed URL, and for one with a password, which every user of the machine could
+ * read among the processes. */
+MS_NODISCARD int mss_sql_accepts(const char *where, ms_error *err);
+/* Whether `where` names a PostgreSQL database, which other servers may use too. */
+bool mss_sql_is_shared_place(const char *where);
 
-/* Migrates the schema to this program's version, one migration per transaction. MS_EVERSION if a newer program
- * made the file. */
+/* Opens a database; MSS_SQL_WRITE makes a file that is missing. MS_ESYSTEM with the database's text, MS_EIO if
+ * PostgreSQL can't be reached. */
+MS_NODISCARD int mss_sql_open(const char *where, mss_sql_mode mode, mss_sql **sql, ms_error *err);
+void mss_sql_close(mss_sql *sql);
+/* The TCP ports that the connection may have to be made to again: at most `most` of them; 0 for a file. */
+size_t mss_sql_ports(const mss_sql *sql, uint16_t *ports, size_t most);
+
+/* Migrates the schema to this program's version, one migration per transaction. If several servers start at once, one
+ * migrates and the others wait. MS_EVERSION if a newer program made the schema. */
 MS_NODISCARD int mss_sql_migrate(mss_sql *sql, ms_error *err);
 /* Migrates only to `version`, for tests with databases of older programs. */
 MS_NODISCARD int mss_sql_migrate_to(mss_sql *sql, int version, ms_error *err);
@@ -51,7 +66,7 @@ typedef struct mss_value {
 
 /* Runs a statement that returns no rows. `*changed` (may be NULL) gets the number of changed rows. MS_ESTATE if a
  * constraint (unique, foreign key) forbids it, MS_ENOSPC if the disk is full, MS_ETIMEDOUT if another process
- * kept the database locked for ten seconds, else MS_ESYSTEM. */
+ * kept the database locked for ten seconds, MS_EIO if PostgreSQL can't be reached, else MS_ESYSTEM. */
 MS_NODISCARD int mss_sql_run(mss_sql *sql, mss_statement statement, const mss_value *values, size_t count,
                              int64_t *changed, ms_error *err);
 
@@ -96,7 +111,7 @@ json_t *mss_sql_object(mss_sql *sql, mss_statement statement, const mss_value *v
 /* ---- transactions: the write lane's ------------------------------------------- */
 
 typedef enum mss_transaction {
-    MSS_BEGIN,         /* and wait for the write lock */
+    MSS_BEGIN,         /* and wait for the write lock, which one transaction of all servers has */
     MSS_COMMIT,        /* when this returns MS_OK, what was written survives a loss of power */
     MSS_SAVE,          /* a savepoint within the transaction */
     MSS_RELEASE,       /* ends the savepoint and keeps its changes */
@@ -107,11 +122,23 @@ MS_NODISCARD int mss_sql_transaction(mss_sql *sql, mss_transaction what, ms_erro
 /* Rolls the transaction back, if one is open. */
 void mss_sql_rollback(mss_sql *sql);
 
-/* ---- the file --------------------------------------------------------------- */
+/* ---- what several servers share ------------------------------------------------- */
 
-/* A consistent copy of the open database in a new file, while others write. */
+/* Whether this connection leads: of all servers on the database, only one makes the frontiers. `*is_new` says that it
+ * leads since this call. A connection that is lost no longer leads. */
+MS_NODISCARD int mss_sql_lead(mss_sql *sql, bool *leads, bool *is_new, ms_error *err);
+
+/* Subscribes the connection to MSS_NOTIFY; MS_EINVAL with SQLite. A connection that was lost has to subscribe again. */
+MS_NODISCARD int mss_sql_listen(mss_sql *sql, ms_error *err);
+/* Waits until there is a notification or `wake`, a file descriptor, can be read; `text` gets the notification, or "".
+ * MS_EIO if the connection is lost. */
+MS_NODISCARD int mss_sql_wait(mss_sql *sql, int wake, char *text, size_t room, ms_error *err);
+
+/* ---- copies --------------------------------------------------------------------- */
+
+/* A consistent copy of the open database in a new file, while others write. MS_ENOTSUP with PostgreSQL. */
 MS_NODISCARD int mss_sql_backup(mss_sql *sql, const char *to_path, ms_error *err);
-/* MS_EFORMAT if the database finds damage in its file, or a broken reference. */
+/* MS_EFORMAT if the database finds damage in its file, or a broken reference. PostgreSQL checks both by itself. */
 MS_NODISCARD int mss_sql_check(mss_sql *sql, ms_error *err);
 
 #endif

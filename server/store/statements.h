@@ -1,6 +1,7 @@
 /*
  * statements.h - all statements that the server sends to its database. Values are always parameters; no
- * statement is composed at run time.
+ * statement is composed at run time. SQLite and PostgreSQL run the same texts; the second table has those that
+ * PostgreSQL needs in other words, the third those that only a shared database needs.
  */
 #ifndef MSS_STORE_STATEMENTS_H
 #define MSS_STORE_STATEMENTS_H
@@ -13,6 +14,9 @@
 #define RUN_FROM "FROM run r JOIN project p ON p.id = r.project LEFT JOIN account a ON a.id = r.account "
 
 #define MSS_STATEMENT_TABLE(X) \
+    /* the schema */ \
+    X(SCHEMA_VERSION, "SELECT version FROM schema_version") \
+    X(SCHEMA_SET_VERSION, "UPDATE schema_version SET version = $1") \
     /* accounts */ \
     X(ACCOUNT_COUNT, "SELECT count(*) FROM account") \
     X(ACCOUNT_ADD, "INSERT INTO account (id, email, name, password_hash, is_operator, created_at) " \
@@ -90,15 +94,15 @@
                 "ORDER BY r.started_at DESC, r.id DESC LIMIT $7") \
     X(RUN_STATE, "SELECT last_sequence, last_step, outcome, step_count FROM run WHERE id = $1") \
     X(RUN_APPENDED, "UPDATE run SET last_sequence = $1, last_step = $2, step_count = step_count + $3, " \
-                    "sum_step_ns = sum_step_ns + $4, peak_bytes = max(coalesce(peak_bytes, $5), " \
-                    "coalesce($5, peak_bytes)), " \
+                    "sum_step_ns = sum_step_ns + $4, " \
+                    "peak_bytes = CASE WHEN peak_bytes IS NULL OR $5 > peak_bytes THEN $5 ELSE peak_bytes END, " \
                     "budget_bytes = coalesce($6, budget_bytes), " \
                     "predicted_peak_bytes = coalesce($7, predicted_peak_bytes), " \
                     "predicted_step_ns = coalesce($8, predicted_step_ns), stored_bytes = stored_bytes + $9 " \
                     "WHERE id = $10") \
     X(RUN_FINISH, "UPDATE run SET outcome = $1, finished_at = $2, counters_json = $3 WHERE id = $4") \
     X(RUN_DELETE, "DELETE FROM run WHERE id = $1") \
-    X(RUN_TEAM_USE, "SELECT coalesce(sum(stored_bytes), 0) FROM run WHERE team = $1") \
+    X(RUN_TEAM_USE, "SELECT CAST(coalesce(sum(stored_bytes), 0) AS BIGINT) FROM run WHERE team = $1") \
     X(BATCH_ADD, "INSERT INTO batch (run, sequence, first_step, last_step, steps, data) " \
                  "VALUES ($1, $2, $3, $4, $5, $6)") \
     X(BATCH_LIST, "SELECT steps, data FROM batch WHERE run = $1 AND last_step > $2 ORDER BY sequence") \
@@ -114,7 +118,7 @@
     X(JOB_START, "UPDATE job SET state = 'running', started_at = $1 WHERE id = $2") \
     X(JOB_PROGRESS, "UPDATE job SET points_done = $1 WHERE id = $2") \
     X(JOB_END, "UPDATE job SET state = $1, result_json = $2, problem = $3, finished_at = $4, request_json = '', " \
-               "points_done = CASE WHEN $2 IS NULL THEN points_done ELSE points END WHERE id = $5") \
+               "points_done = CASE WHEN CAST($2 AS TEXT) IS NULL THEN points_done ELSE points END WHERE id = $5") \
     X(JOB_AGAIN, "UPDATE job SET state = 'queued', points_done = 0, started_at = NULL WHERE state = 'running'") \
     X(JOB_EXPIRE, "DELETE FROM job WHERE finished_at < $1") \
     /* the rest */ \
@@ -123,25 +127,41 @@
     X(AUDIT_LAST, "SELECT number, hash FROM audit ORDER BY number DESC LIMIT 1") \
     X(AUDIT_ADD, "INSERT INTO audit (number, happened_at, account, team, verb, object, hash) " \
                  "VALUES ($1, $2, $3, $4, $5, $6, $7)") \
-    X(AUDIT_ALL, "SELECT number, happened_at, account, team, verb, object, hash FROM audit ORDER BY number") \
+    X(AUDIT_FROM, "SELECT number, happened_at, account, team, verb, object, hash FROM audit WHERE number > $1 " \
+                  "ORDER BY number LIMIT $2") \
     X(AUDIT_OF_TEAM, "SELECT u.happened_at, u.account, a.name AS account_name, u.verb, u.object FROM audit u " \
                      "LEFT JOIN account a ON a.id = u.account WHERE u.team = $1 ORDER BY u.number DESC LIMIT 200") \
     X(TELEMETRY_FORGET, "DELETE FROM telemetry WHERE received_on < $1") \
     X(OPERATOR_ACCOUNTS, "SELECT a.id, a.email, a.name, a.is_operator, a.created_at, count(m.team) AS teams " \
                          "FROM account a LEFT JOIN member m ON m.account = a.id WHERE a.email > $1 " \
                          "GROUP BY a.id ORDER BY a.email LIMIT $2") \
-    X(OPERATOR_TEAMS, "SELECT t.id, t.name, (SELECT count(*) FROM member m WHERE m.team = t.id) AS members, " \
-                      "count(r.id) AS runs, coalesce(sum(r.stored_bytes), 0) AS stored_bytes FROM team t " \
-                      "LEFT JOIN run r ON r.team = t.id GROUP BY t.id ORDER BY stored_bytes DESC, t.id LIMIT $1") \
+    X(OPERATOR_TEAMS, \
+      "SELECT t.id, t.name, (SELECT count(*) FROM member m WHERE m.team = t.id) AS members, " \
+      "count(r.id) AS runs, CAST(coalesce(sum(r.stored_bytes), 0) AS BIGINT) AS stored_bytes FROM team t " \
+      "LEFT JOIN run r ON r.team = t.id GROUP BY t.id ORDER BY stored_bytes DESC, t.id LIMIT $1") \
     X(DATABASE_BYTES, "SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()") \
     X(COUNT_RUNS, "SELECT count(*) FROM run") \
-    X(COUNT_STEPS, "SELECT coalesce(sum(step_count), 0) FROM run")
+    X(COUNT_STEPS, "SELECT CAST(coalesce(sum(step_count), 0) AS BIGINT) FROM run")
+
+#define MSS_POSTGRES_TABLE(X) X(DATABASE_BYTES, "SELECT pg_database_size(current_database())")
+
+/* The lead and the write lock (postgres.c) are locks on numbers: the letters of "memscale", and their successor. */
+#define MSS_SHARED_TABLE(X) \
+    X(LEAD, "SELECT pg_try_advisory_lock(7882827065137917030)") \
+    X(NOTIFY, "SELECT pg_notify('memscale_live', $1)") \
+    X(BUCKET_READ, "SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS BIGINT) * 1000 AS now_ns, " \
+                   "(SELECT full_at_ns FROM bucket WHERE key = $1) AS full_at_ns") \
+    /* changes nothing if another server has changed the bucket since it was read */ \
+    X(BUCKET_SET, "INSERT INTO bucket (key, full_at_ns) VALUES ($1, $2) ON CONFLICT (key) DO UPDATE " \
+                  "SET full_at_ns = excluded.full_at_ns WHERE bucket.full_at_ns = $3") \
+    X(BUCKET_EXPIRE, "DELETE FROM bucket WHERE full_at_ns < $1")
 
 enum {
 #define MSS_STATEMENT_ENUM(name, text) MSS_##name,
-    MSS_STATEMENT_TABLE(MSS_STATEMENT_ENUM)
+    MSS_STATEMENT_TABLE(MSS_STATEMENT_ENUM) MSS_SHARED_TABLE(MSS_STATEMENT_ENUM)
 #undef MSS_STATEMENT_ENUM
-        MSS_STATEMENT_COUNT
+        MSS_STATEMENT_COUNT,
+    MSS_FIRST_SHARED = MSS_LEAD /* from here on those of a shared database alone */
 };
 
 #endif

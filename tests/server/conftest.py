@@ -3,21 +3,52 @@
 from __future__ import annotations
 
 import itertools
+import os
 import pathlib
 import signal
 from collections.abc import Callable, Iterator
 
 import pytest
-from server_support import Client, Server, first_team, invite, make_token, sign_up
+from databases import Postgres, Sqlite, choice
+from server_support import PROGRAM, Client, Server, first_team, invite, make_token, sign_up
 
 _names = itertools.count()
+
+# With PostgreSQL only these run, unless MEMSCALE_SERVER_DATABASES=all: what the others test lies above the store.
+ON_BOTH = {"test_durability", "test_entry", "test_permissions", "test_postgresql", "test_runs", "test_two_servers"}
 
 # A shell's background job ignores SIGINT, and so would every process that the tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what has been said above."""
+    if os.environ.get("MEMSCALE_SERVER_DATABASES") == "all":
+        return
+
+    def is_left_out(item: pytest.Item) -> bool:
+        call = getattr(item, "callspec", None)
+        on_postgres = call is not None and call.params.get("database") == "postgresql"
+        return on_postgres and item.path.stem not in ON_BOTH
+
+    config.hook.pytest_deselected(items=[item for item in items if is_left_out(item)])
+    items[:] = [item for item in items if not is_left_out(item)]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cluster() -> Iterator[None]:
+    yield
+    choice.close()
+
+
+@pytest.fixture(scope="session", params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest) -> Sqlite | Postgres:
+    """What the servers of the test keep their data in. Tests of one alone name it: on_sqlite, on_postgresql."""
+    return choice.use(request.param, PROGRAM)
+
+
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(database: Sqlite | Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Limits are out of the way, but for the tests of limits."""
     started = Server(tmp_path_factory.mktemp("server"), "--limits", "1000000")
     yield started
@@ -63,6 +94,7 @@ def key() -> Callable[[], str]:
 
 
 @pytest.fixture
-def data(tmp_path: pathlib.Path) -> pathlib.Path:
-    """Where a server of one's own keeps its database."""
-    return tmp_path / "data"
+def data(database: Sqlite | Postgres, tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Where a server of one's own keeps its database, or what stands for it."""
+    yield tmp_path / "data"
+    database.forget(tmp_path / "data")

@@ -1,4 +1,4 @@
-"""Load on the server, measured by wrk: `python tests/server/load.py [SECONDS]` prints a table.
+"""Load on the server, measured by wrk: `python tests/server/load.py [SECONDS] [postgresql]` prints a table.
 
 Never a test: speed is measured. nginx serving a file of the same size stands beside it in the same run, where nginx is
 installed.
@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 
+import databases
 from server_support import Client, Server, first_team, make_token, sign_up, steps
 
 SECONDS = int(sys.argv[1]) if len(sys.argv) > 1 else 10
@@ -156,6 +157,9 @@ def main() -> None:
     """The table."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    programs = databases.find_programs() if "postgresql" in sys.argv[2:] else None
+    if programs is not None:
+        databases.choice.now = databases.Postgres(programs, is_quick=False)
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         server = Server(folder / "data", "--limits", "1000000")
@@ -195,6 +199,8 @@ def main() -> None:
             line.rsplit(" ", 1) for line in owner.get("/metrics").text.splitlines() if not line.startswith("#")
         )
         server.stop()
+    if isinstance(databases.choice.now, databases.Postgres):
+        databases.choice.now.close()
     print(f"{'':44} {'per s':>9} {'p50 ms':>8} {'p99 ms':>8} {'not 2xx':>8}")
     for what, row in rows:
         print(f"{what:44} {row['per_s']:9.0f} {row['p50_ms']:8.2f} {row['p99_ms']:8.2f} {row['wrong']:8.0f}")

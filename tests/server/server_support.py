@@ -18,6 +18,9 @@ import time
 import urllib.parse
 from typing import Any
 
+import databases
+import pytest
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAM = os.environ.get("MEMSCALE_SERVER_PROGRAM", str(ROOT / "build" / "asan" / "server" / "memscale-server"))
 PASSWORD = "correct horse battery"
@@ -66,11 +69,11 @@ class Server:
 
     def command(self, data: pathlib.Path, options: tuple[str, ...]) -> list[str]:
         """What is started."""
-        return [PROGRAM, "--data", str(data), "--port", "0", *options]  # a later --port counts
+        return [PROGRAM, *databases.choice.now.options(data), "--port", "0", *options]  # a later --port counts
 
     def environment(self) -> dict[str, str]:
         """What it is started with."""
-        return dict(os.environ)
+        return {**os.environ, **databases.choice.now.environment()}
 
     def _read_log(self) -> None:
         assert self.process.stderr is not None
@@ -212,6 +215,29 @@ class Client:
 
     def send_batch(self, run: str, sequence: Any, columns: Any) -> Answer:
         return self.send("POST", f"/api/v1/runs/{run}/steps", {"sequence": sequence, "columns": columns})
+
+
+# For tests of one database alone.
+on_sqlite = pytest.mark.parametrize("database", ["sqlite"], indirect=True, scope="session")
+on_postgresql = pytest.mark.parametrize("database", ["postgresql"], indirect=True, scope="session")
+
+
+def run_program(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """One of the program's commands."""
+    environment = {**os.environ, **databases.choice.now.environment()}
+    line = [PROGRAM, *map(str, arguments)]
+    return subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE_S, env=environment)
+
+
+def check_database(data: pathlib.Path) -> None:
+    """The audit's rows follow from each other; of SQLite also pages and references, in a copy."""
+    place: list[object] = list(databases.choice.now.options(data))
+    if databases.choice.now.name == "sqlite":
+        copy = data.parent / "checked.db"
+        assert run_program("backup", *place, copy).returncode == 0
+        place = [copy]
+    checked = run_program("restore", "--check", *place)
+    assert checked.returncode == 0, checked.stderr
 
 
 def steps(first: int, count: int) -> list[dict[str, int]]:

@@ -1,7 +1,6 @@
 """deploy/: nginx and Caddy run with the configurations as they are, units are as closed as they say, copies are kept.
 
-Names, ports, folders and certificates are put in; nothing else of a configuration is changed. Skipped by name where a
-program is not installed.
+Skipped by name where a program is not installed.
 """
 
 from __future__ import annotations
@@ -11,126 +10,22 @@ import http.client
 import json
 import os
 import pathlib
-import shutil
-import socket
-import ssl
 import subprocess
-import time
 from collections.abc import Iterator
 
 import pytest
-from server_support import PATIENCE_S, PROGRAM, ROOT, Answer, Client, Server, first_team, make_token, sign_up, steps
-
-DEPLOY = ROOT / "deploy"
-NAME = "runs.example.com"
-
-
-def program_or_skip(name: str) -> str:
-    found = shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
-    if found is None:
-        pytest.skip(f"{name} is not installed")
-    return found
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-class Proxied(Server):
-    """The server behind a proxy; `port` is the proxy's, and a client speaks TLS to it."""
-
-    def __init__(self, data: pathlib.Path) -> None:
-        super().__init__(data, "--url", f"https://{NAME}", "--trust-proxy", "127.0.0.1", "--limits", "1000000")
-        self.own_port = self.port
-
-
-class Named(http.client.HTTPSConnection):
-    """Sends the server's name in TLS, which Caddy chooses the certificate by."""
-
-    def connect(self) -> None:
-        http.client.HTTPConnection.connect(self)
-        self.sock = ssl._create_unverified_context().wrap_socket(self.sock, server_hostname=NAME)
-
-
-class Outside(Client):
-    """A browser or a training process on the other side of the proxy."""
-
-    def connect(self) -> http.client.HTTPConnection:
-        return Named("127.0.0.1", self.server.port, timeout=PATIENCE_S)
-
-    def request(
-        self, method: str, path: str, body: bytes | str | None = None, headers: dict[str, str] | None = None
-    ) -> Answer:
-        return super().request(method, path, body, {"Host": NAME, **(headers or {})})
-
-
-@contextlib.contextmanager
-def running(line: list[str], port: int, **variables: str) -> Iterator[subprocess.Popen[str]]:
-    """A proxy that listens."""
-    process = subprocess.Popen(
-        line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env={**os.environ, **variables}
-    )
-    try:
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-                break
-            assert process.poll() is None, process.communicate()[1]
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        yield process
-    finally:
-        process.terminate()
-        process.communicate(timeout=PATIENCE_S)
-
-
-@contextlib.contextmanager
-def nginx(folder: pathlib.Path, upstream: int, port: int) -> Iterator[None]:
-    program = program_or_skip("nginx")
-    certificate, private = folder / "certificate.pem", folder / "key.pem"
-    subprocess.run(
-        [program_or_skip("openssl"), "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj",
-         f"/CN={NAME}", "-keyout", private, "-out", certificate],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    text = (DEPLOY / "nginx.conf").read_text()
-    for old, new in (
-        ("127.0.0.1:8321", f"127.0.0.1:{upstream}"),
-        ("listen 80;\n    listen [::]:80;", f"listen 127.0.0.1:{free_port()};"),
-        ("listen 443 ssl http2;\n    listen [::]:443 ssl http2;", f"listen 127.0.0.1:{port} ssl http2;"),
-        ("/etc/letsencrypt/live/runs.example.com/fullchain.pem", str(certificate)),
-        ("/etc/letsencrypt/live/runs.example.com/privkey.pem", str(private)),
-    ):
-        assert old in text
-        text = text.replace(old, new)
-    (folder / "site.conf").write_text(text)
-    places = "".join(
-        f"{name}_temp_path {folder}/{name}; " for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-    )
-    (folder / "nginx.conf").write_text(
-        f"daemon off; pid {folder}/pid; error_log {folder}/error.log; worker_processes 1; events {{}}\n"
-        f"http {{ access_log off; {places} include {folder}/site.conf; }}\n"
-    )
-    with running([program, "-c", str(folder / "nginx.conf"), "-e", str(folder / "error.log")], port):
-        yield
-
-
-@contextlib.contextmanager
-def caddy(folder: pathlib.Path, upstream: int, port: int) -> Iterator[None]:
-    program = program_or_skip("caddy")
-    text = (DEPLOY / "Caddyfile").read_text()
-    # A certificate of its own, on other ports, and no door for changes of the configuration.
-    own = f"{{\n\tadmin off\n\tlocal_certs\n\tskip_install_trust\n\thttp_port {free_port()}\n\thttps_port {port}\n"
-    assert "\n{\n\tservers" in text
-    (folder / "Caddyfile").write_text(text.replace("\n{\n\tservers", f"\n{own}\tservers"))
-    with running(
-        [program, "run", "--config", str(folder / "Caddyfile"), "--adapter", "caddyfile"], port,
-        XDG_DATA_HOME=str(folder / "share"), XDG_CONFIG_HOME=str(folder / "config"), HOME=str(folder),
-        MEMSCALE_UPSTREAM=f"127.0.0.1:{upstream}",
-    ):  # fmt: skip
-        yield
+from databases import free_port
+from proxies import DEPLOY, NAME, Named, Outside, Proxied, caddy, nginx, program_or_skip
+from server_support import (
+    PATIENCE_S,
+    PROGRAM,
+    Server,
+    first_team,
+    make_token,
+    on_sqlite,
+    sign_up,
+    steps,
+)
 
 
 @pytest.fixture(params=["nginx", "caddy"])
@@ -139,7 +34,7 @@ def proxied(request: pytest.FixtureRequest, data: pathlib.Path, tmp_path: pathli
     server = Proxied(data)
     port = free_port()
     try:
-        with {"nginx": nginx, "caddy": caddy}[request.param](tmp_path, server.own_port, port):
+        with {"nginx": nginx, "caddy": caddy}[request.param](tmp_path, [server.own_port], port):
             server.port = port
             yield server
     finally:
@@ -214,6 +109,35 @@ def test_the_compose_file_names_what_is_there() -> None:
     assert all(word in help_text for word in entry if word.startswith("--"))
 
 
+def test_the_compose_file_of_two_servers_names_what_is_there() -> None:
+    yaml = pytest.importorskip("yaml")
+    base = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    text = (DEPLOY / "compose.postgresql.yaml").read_text()
+    services = yaml.safe_load(text)["services"]
+    upstreams = services["caddy"]["environment"]["MEMSCALE_UPSTREAM"].split()
+    assert upstreams == [f"{name}:8321" for name in ("server", "second")]
+    line = services["server"]["command"]
+    assert services["second"]["command"] == line and services["second"]["extends"]["service"] in base
+    assert base["caddy"]["networks"]["inside"]["ipv4_address"] in line
+    help_text = subprocess.run([PROGRAM, "--help"], capture_output=True, text=True, check=True).stdout
+    assert all(word in help_text for word in line if word.startswith("--"))
+    (url,) = (word for word in line if word.startswith("postgresql://"))
+    assert "PASSWORD" not in url and url.split("@")[1] == "postgresql/memscale" and "postgresql" in services
+
+
+def test_the_unit_of_a_server_with_postgresql_is_closed(tmp_path: pathlib.Path) -> None:
+    analyze = program_or_skip("systemd-analyze")
+    unit = tmp_path / "memscale-server.service"
+    unit.write_text(
+        (DEPLOY / "memscale-server.service").read_text().replace("[Install]", "")
+        + (DEPLOY / "memscale-server-postgresql.conf").read_text()
+    )
+    line = [analyze, "security", "--offline=true", "--threshold=20", str(unit)]
+    told = subprocess.run(line, capture_output=True, text=True)
+    assert told.returncode == 0, told.stdout[-1500:] + told.stderr
+
+
+@on_sqlite
 def test_the_newest_copies_are_kept(data: pathlib.Path, tmp_path: pathlib.Path) -> None:
     server = Server(data)
     sign_up(server, server.first_key(), "owner")

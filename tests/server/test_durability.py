@@ -13,14 +13,21 @@ import subprocess
 import threading
 
 import pytest
-from server_support import PROGRAM, Client, Server, first_team, invite, make_token, sign_up, steps
+from server_support import (
+    Client,
+    Server,
+    check_database,
+    first_team,
+    invite,
+    make_token,
+    on_sqlite,
+    run_program,
+    sign_up,
+    steps,
+)
 
 FAKETIME = f"/usr/lib/{os.uname().machine}-linux-gnu/faketime/libfaketime.so.1"
 KILLS = int(os.environ.get("MEMSCALE_SERVER_KILLS", "6"))
-
-
-def run_program(*arguments: object) -> subprocess.CompletedProcess:
-    return subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=60)
 
 
 class Writer(threading.Thread):
@@ -75,11 +82,10 @@ def test_what_was_acknowledged_outlives_kill_9(data: pathlib.Path) -> None:
             assert columns["steps_per_point"] > 1 or len(columns["columns"]["step"]) == 10 * kept
     assert sum(acknowledged.values()) > 0
     assert server.stop() == 0
-    copy = data.parent / "copy.db"
-    assert run_program("backup", "--data", data, copy).returncode == 0
-    assert run_program("restore", "--check", copy).returncode == 0
+    check_database(data)
 
 
+@on_sqlite
 def test_a_copy_is_taken_while_others_write_and_put_back(data: pathlib.Path, tmp_path: pathlib.Path) -> None:
     server = Server(data, "--limits", "1000000")
     owner = sign_up(server, server.first_key(), "owner")
@@ -126,6 +132,7 @@ def change(path: pathlib.Path, statements: str) -> None:
         database.commit()
 
 
+@on_sqlite
 @pytest.mark.parametrize(
     "damage, part",
     [
@@ -141,6 +148,7 @@ def test_a_copy_that_was_tampered_with_is_found(whole_copy: pathlib.Path, damage
     assert checked.returncode == 1 and part in checked.stderr
 
 
+@on_sqlite
 def test_a_copy_with_a_damaged_page_is_found(whole_copy: pathlib.Path) -> None:
     data = bytearray(whole_copy.read_bytes())
     for at in range(4096 * 2, len(data), 4096):
@@ -149,6 +157,7 @@ def test_a_copy_with_a_damaged_page_is_found(whole_copy: pathlib.Path) -> None:
     assert run_program("restore", "--check", whole_copy).returncode == 1
 
 
+@on_sqlite
 def test_a_database_of_a_newer_program_is_left_alone(whole_copy: pathlib.Path, tmp_path: pathlib.Path) -> None:
     change(whole_copy, "UPDATE schema_version SET version = 99")
     newer = tmp_path / "newer"
@@ -158,6 +167,7 @@ def test_a_database_of_a_newer_program_is_left_alone(whole_copy: pathlib.Path, t
     assert started.returncode == 1 and "99" in started.stderr
 
 
+@on_sqlite
 def test_a_full_disk_is_told_and_nothing_is_lost(data: pathlib.Path) -> None:
     """The database may not grow: what was acknowledged stays, what can't be stored is refused with 503."""
     server = Server(data, "--limits", "1000000")
@@ -187,6 +197,7 @@ def test_a_full_disk_is_told_and_nothing_is_lost(data: pathlib.Path) -> None:
         again.stop()
 
 
+@on_sqlite
 def test_a_locked_database_is_told_and_waited_for(data: pathlib.Path) -> None:
     """Another process holds the write lock: reads go on, a short lock is waited for, a long one is a 503."""
     server = Server(data, "--limits", "1000000")
@@ -221,7 +232,7 @@ class Shifted(Server):
 
     def environment(self) -> dict[str, str]:
         return {
-            **os.environ, "LD_PRELOAD": FAKETIME, "FAKETIME_TIMESTAMP_FILE": str(self.data.parent / "shift"),
+            **super().environment(), "LD_PRELOAD": FAKETIME, "FAKETIME_TIMESTAMP_FILE": str(self.data.parent / "shift"),
             "FAKETIME_NO_CACHE": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1",
             # An instrumented build wants to be loaded first.
             "ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0:detect_leaks=0",
@@ -266,9 +277,7 @@ def test_a_clock_that_jumps_ends_what_has_expired_and_loses_nothing(data: pathli
         assert [line for line in server.log() if line.get("status", 0) >= 500] == []
     finally:
         server.stop()
-    copy = data.parent / "copy.db"
-    assert run_program("backup", "--data", data, copy).returncode == 0
-    assert run_program("restore", "--check", copy).returncode == 0
+    check_database(data)
 
 
 def test_the_process_leaves_no_core_and_gains_no_privileges(server: Server) -> None:

@@ -7,11 +7,11 @@ import json
 import os
 import pathlib
 import signal
-import sqlite3
 import subprocess
 import time
 from typing import Any
 
+from databases import choice
 from server_support import PATIENCE_S, PROGRAM, ROOT, Client, Server, first_team, make_token, sign_up
 from test_push import wait_until
 from test_services import DATA, documents, program_of
@@ -132,8 +132,6 @@ def test_only_so_many_wait(data: pathlib.Path) -> None:
         client = Client(server, make_token(owner, first_team(owner), "runs:read"))
         statuses = [client.send("POST", "/api/v1/frontiers", large()).status for _ in range(9)]
         assert statuses[:8] == [202] * 8 and statuses[8] in (202, 429)  # one may be done already
-        with contextlib.closing(sqlite3.connect(data / "memscale.db")) as database:
-            (count,) = database.execute("SELECT count(*) FROM job WHERE finished_at IS NULL").fetchone()
-        assert count <= 8
+        assert int(choice.now.sql(data, "SELECT count(*) FROM job WHERE finished_at IS NULL")) <= 8
     finally:
         server.stop()

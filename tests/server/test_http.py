@@ -12,7 +12,7 @@ import subprocess
 import time
 
 import pytest
-from server_support import PASSWORD, PROGRAM, Client, Server, steps
+from server_support import PASSWORD, PROGRAM, Client, Server, on_sqlite, steps
 
 PROBLEM = "application/problem+json"
 
@@ -262,6 +262,7 @@ def test_health_and_metrics(server: Server, owner: Client, program: Client, key)
     assert json.loads(values["memscale_server_viewers"]) >= 0
 
 
+@on_sqlite
 def test_a_port_that_is_taken_is_told(server: Server, data) -> None:
     line = [PROGRAM, "--data", str(data), "--port", str(server.port)]
     ran = subprocess.run(line, capture_output=True, text=True, timeout=60)

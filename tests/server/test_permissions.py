@@ -64,7 +64,7 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def place(database: object, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     server = Server(tmp_path_factory.mktemp("permissions"), "--limits", "1000000")
     yield Place(server)
     server.stop()

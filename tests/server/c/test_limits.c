@@ -66,6 +66,49 @@ static void test_a_scale(void **state)
     ms_fault_disarm_all();
 }
 
+/* Two servers borrow from one bucket: together they get its burst, and then its rate. */
+static void test_borrowers_get_what_one_server_would_give(void **state)
+{
+    (void)state;
+    mss_limits *servers[2];
+    int64_t now_ns = (int64_t)(1000 * SECOND_NS), full_at_ns = 0, given = 0;
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(mss_limits_new(100, &servers[i], NULL), MS_OK);
+    }
+    for (int i = 0;; i ^= 1) {
+        mss_loan loan = mss_limits_borrow(servers[i], MSS_LIMIT_WRITE, full_at_ns, now_ns);
+        if (loan.tokens == 0) {
+            assert_int_equal(loan.wait_s, 1);
+            break;
+        }
+        assert_true(loan.tokens <= 600 / 16);
+        full_at_ns = loan.full_at_ns;
+        given += loan.tokens;
+    }
+    assert_int_equal(given, 600);
+    assert_int_equal(mss_limits_borrow(servers[0], MSS_LIMIT_WRITE, full_at_ns, now_ns + 100000000).tokens, 10);
+    assert_int_equal(mss_limits_borrow(servers[0], MSS_LIMIT_SIGN_IN, 0, now_ns).tokens, 1); /* a small burst: one */
+    for (int i = 0; i < 2; i++) {
+        mss_limits_free(servers[i]);
+    }
+}
+
+static void test_what_is_borrowed_is_spent_once(void **state)
+{
+    (void)state;
+    mss_limits *limits;
+    assert_int_equal(mss_limits_new(100, &limits, NULL), MS_OK);
+    assert_false(mss_limits_spend(limits, MSS_LIMIT_WRITE, "a"));
+    mss_limits_keep(limits, MSS_LIMIT_WRITE, "a", 2);
+    assert_false(mss_limits_spend(limits, MSS_LIMIT_WRITE, "b"));
+    assert_false(mss_limits_spend(limits, MSS_LIMIT_PAGE, "a"));
+    assert_true(mss_limits_spend(limits, MSS_LIMIT_WRITE, "a"));
+    assert_true(mss_limits_spend(limits, MSS_LIMIT_WRITE, "a"));
+    assert_false(mss_limits_spend(limits, MSS_LIMIT_WRITE, "a"));
+    assert_int_not_equal(mss_limits_key(MSS_LIMIT_WRITE, "a"), mss_limits_key(MSS_LIMIT_PAGE, "a"));
+    mss_limits_free(limits);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -73,6 +116,8 @@ int main(void)
         cmocka_unit_test(test_everyone_has_a_bucket_in_every_class),
         cmocka_unit_test(test_a_flood_of_names_does_not_free_who_is_waiting),
         cmocka_unit_test(test_a_scale),
+        cmocka_unit_test(test_borrowers_get_what_one_server_would_give),
+        cmocka_unit_test(test_what_is_borrowed_is_spent_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -15,7 +15,8 @@
 
 static char data[] = "/tmp/memscale-process-XXXXXX";
 
-enum { NO_LANDLOCK = 77 };
+/* Nobody listens on either; to the second one may connect. */
+enum { NO_LANDLOCK = 77, CLOSED_PORT = 9, OPEN_PORT = 11 };
 
 /* 0, or what errno the attack met. */
 typedef int (*attack)(int level);
@@ -82,14 +83,31 @@ static int run_what_it_wrote(int level)
     return met;
 }
 
-static int call_home(int level)
+static int call(uint16_t port)
 {
-    struct sockaddr_in home = {.sin_family = AF_INET, .sin_port = htons(9)};
+    struct sockaddr_in home = {.sin_family = AF_INET, .sin_port = htons(port)};
     inet_pton(AF_INET, "127.0.0.1", &home.sin_addr);
     int line = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     int met = connect(line, (struct sockaddr *)(void *)&home, sizeof home) != 0 ? errno : 0;
     close(line);
-    return level >= 4 ? met : EACCES;
+    return met;
+}
+
+static int call_home(int level)
+{
+    return level >= 4 ? call(CLOSED_PORT) : EACCES;
+}
+
+static int call_the_database(int level)
+{
+    (void)level;
+    return call(OPEN_PORT);
+}
+
+static int call_the_database_from_a_worker(int level)
+{
+    mss_process_cut_off();
+    return level >= 4 ? call(OPEN_PORT) : EACCES;
 }
 
 static int gain_privileges(int level)
@@ -108,8 +126,9 @@ static int in_child(attack try)
     if (child == 0) {
         ms_error err;
         int level = 0;
+        const uint16_t ports[] = {OPEN_PORT};
         mss_process_close();
-        if (mss_process_confine(data, &level, &err) != MS_OK) {
+        if (mss_process_confine(data, ports, 1, &level, &err) != MS_OK) {
             _exit(99);
         }
         _exit(level == 0 ? NO_LANDLOCK : try(level));
@@ -123,8 +142,14 @@ static int in_child(attack try)
 static void test_what_is_taken_over_can_only_write_its_data(void **state)
 {
     (void)state;
-    static const attack refused[] = {write_elsewhere,   write_what_is_there, make_a_folder,  run_a_shell,
-                                     run_what_it_wrote, call_home,           gain_privileges};
+    static const attack refused[] = {write_elsewhere,
+                                     write_what_is_there,
+                                     make_a_folder,
+                                     run_a_shell,
+                                     run_what_it_wrote,
+                                     call_home,
+                                     call_the_database_from_a_worker,
+                                     gain_privileges};
     assert_non_null(mkdtemp(data));
     int met = in_child(write_in_data);
     if (met == NO_LANDLOCK) {
@@ -133,6 +158,7 @@ static void test_what_is_taken_over_can_only_write_its_data(void **state)
         skip();
     }
     assert_int_equal(met, 0);
+    assert_int_equal(in_child(call_the_database), ECONNREFUSED);
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
         met = in_child(refused[i]);
         if (met != EACCES) {
@@ -148,7 +174,7 @@ static void test_data_that_is_not_there_is_told(void **state)
     (void)state;
     ms_error err;
     int level = 0;
-    int rc = mss_process_confine("/nowhere/at/all", &level, &err);
+    int rc = mss_process_confine("/nowhere/at/all", NULL, 0, &level, &err);
     if (level > 0) {
         assert_ms_fails(rc, MS_ESYSTEM, err, "/nowhere/at/all");
     }

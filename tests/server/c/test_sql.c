@@ -1,20 +1,38 @@
-/* The database: migrations from every older version, every statement of the table, transactions, the audit's chain. */
-#include <sqlite3.h>
+/* The database: migrations from every older version, every statement of the table, transactions, the audit's chain.
+ * On a file of SQLite's; or on the PostgreSQL database that MEMSCALE_TEST_DATABASE names, which test_postgresql.py starts
+ * and whose tables each test drops. */
+#include <stdlib.h>
 #include <unistd.h>
 
 #include "base/json.h"
 #include "store/audit.h"
-#include "store/statements.h"
+#include "store/driver.h"
 #include "test_common.h"
 
-static char path[] = "test_sql_XXXXXX";
+static char file_name[] = "test_sql_XXXXXX";
+static const char *path; /* of the file, or a URL */
+static bool is_shared;
+
+static void script(mss_sql *sql, const char *text)
+{
+    ms_error err;
+    assert_ms_ok(sql->driver->script(sql->database, text, "test", &err), err);
+}
 
 static void open_new(mss_sql **sql)
 {
     ms_error err;
-    strcpy(path, "test_sql_XXXXXX");
-    close(mkstemp(path));
+    path = getenv("MEMSCALE_TEST_DATABASE");
+    is_shared = path != NULL;
+    if (!is_shared) {
+        strcpy(file_name, "test_sql_XXXXXX");
+        close(mkstemp(file_name));
+        path = file_name;
+    }
     assert_ms_ok(mss_sql_open(path, MSS_SQL_WRITE, sql, &err), err);
+    if (is_shared) {
+        script(*sql, "DROP SCHEMA public CASCADE; CREATE SCHEMA public");
+    }
 }
 
 static void close_and_remove(mss_sql *sql)
@@ -22,8 +40,11 @@ static void close_and_remove(mss_sql *sql)
     static const char *const endings[] = {"", "-wal", "-shm"};
     char name[64];
     mss_sql_close(sql);
+    if (is_shared) {
+        return;
+    }
     for (int i = 0; i < 3; i++) {
-        snprintf(name, sizeof name, "%s%s", path, endings[i]);
+        snprintf(name, sizeof name, "%s%s", file_name, endings[i]);
         unlink(name);
     }
 }
@@ -57,7 +78,9 @@ static void test_every_statement_prepares(void **state)
     assert_ms_ok(mss_sql_migrate(sql, &err), err);
     for (int statement = 0; statement < MSS_STATEMENT_COUNT; statement++) {
         mss_rows rows;
-        assert_ms_fails(mss_sql_query(sql, statement, many, 64, &rows, &err), MS_EINVAL, err, "64 values");
+        bool is_refused = !is_shared && statement >= MSS_FIRST_SHARED;
+        assert_ms_fails(mss_sql_query(sql, statement, many, 64, &rows, &err), MS_EINVAL, err,
+                        is_refused ? "no other server" : "64 values");
     }
     close_and_remove(sql);
 }
@@ -94,7 +117,7 @@ static void test_a_savepoint_is_taken_back_alone(void **state)
     assert_int_equal(count_teams(sql, "one"), 1);
     assert_int_equal(count_teams(sql, "two"), 0);
     assert_int_equal(count_teams(sql, "three"), 1);
-    assert_ms_fails(add_team(sql, "one", &err), MS_ESTATE, err, "UNIQUE");
+    assert_ms_fails(add_team(sql, "one", &err), MS_ESTATE, err, is_shared ? "unique" : "UNIQUE");
     assert_ms_ok(mss_sql_transaction(sql, MSS_BEGIN, &err), err);
     assert_ms_ok(add_team(sql, "four", &err), err);
     mss_sql_rollback(sql);
@@ -111,7 +134,7 @@ static void test_a_reader_writes_nothing(void **state)
     open_new(&sql);
     assert_ms_ok(mss_sql_migrate(sql, &err), err);
     assert_ms_ok(mss_sql_open(path, MSS_SQL_READ, &reader, &err), err);
-    assert_ms_fails(add_team(reader, "one", &err), MS_ESYSTEM, err, "readonly");
+    assert_ms_fails(add_team(reader, "one", &err), MS_ESYSTEM, err, is_shared ? "read-only" : "readonly");
     mss_sql_close(reader);
     close_and_remove(sql);
 }
@@ -150,12 +173,147 @@ static void test_the_audit_is_a_chain(void **state)
     }
     assert_ms_ok(mss_audit_check(sql, &rows, &err), err);
     assert_int_equal(rows, 5);
-    sqlite3 *other;
-    assert_int_equal(sqlite3_open(path, &other), SQLITE_OK);
-    assert_int_equal(sqlite3_exec(other, "UPDATE audit SET object = 'y' WHERE number = 3", NULL, NULL, NULL),
-                     SQLITE_OK);
-    sqlite3_close(other);
+    script(sql, "UPDATE audit SET object = 'y' WHERE number = 3");
     assert_ms_fails(mss_audit_check(sql, &rows, &err), MS_EFORMAT, err, "row 3");
+    close_and_remove(sql);
+}
+
+/* Values of every kind come back as they were, also the smallest and the largest. */
+static void test_values_come_back(void **state)
+{
+    (void)state;
+    static const unsigned char data[] = {0, 1, 0x80, 0xff, '\\', '\'', 0};
+    static const int64_t numbers[] = {0, 1, -1, 127, 128, 255, 256, INT64_MAX, INT64_MIN};
+    mss_sql *sql;
+    ms_error err;
+    mss_rows rows;
+    bool has = false;
+    size_t bytes = 0;
+    open_new(&sql);
+    assert_ms_ok(mss_sql_migrate(sql, &err), err);
+    script(sql, "INSERT INTO account VALUES ('a', 'e', 'n', 'h', 0, 0)");
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+        script(sql, "DELETE FROM session");
+        assert_ms_ok(mss_sql_run(sql, MSS_SESSION_ADD,
+                                 MSS_WITH(MSS_BLOB(data, sizeof data), MSS_TEXT("a"), MSS_INT(numbers[i]), MSS_INT(7)),
+                                 NULL, &err),
+                     err);
+        assert_ms_ok(mss_sql_first(sql, MSS_SESSION_LIST, MSS_WITH(MSS_TEXT("a")), &rows, &has, &err), err);
+        assert_true(has);
+        assert_int_equal(mss_rows_int(&rows, 0), numbers[i]);
+        mss_rows_end(&rows);
+    }
+    int64_t changed = 0;
+    assert_ms_ok(mss_sql_run(sql, MSS_SESSION_DELETE, MSS_WITH(MSS_BLOB(data, sizeof data)), &changed, &err), err);
+    assert_int_equal(changed, 1);
+    assert_ms_ok(mss_audit_add(sql, "\xc3\xa4\xe2\x82\xac'", "", "tested", "", &err), err);
+    assert_ms_ok(mss_sql_first(sql, MSS_AUDIT_FROM, MSS_WITH(MSS_INT(0), MSS_INT(1)), &rows, &has, &err), err);
+    assert_string_equal(mss_rows_text(&rows, 2), "\xc3\xa4\xe2\x82\xac'");
+    (void)mss_rows_blob(&rows, 6, &bytes);
+    assert_int_equal(bytes, 32);
+    mss_rows_end(&rows);
+    close_and_remove(sql);
+}
+
+static void test_a_failed_statement_is_undone_with_its_savepoint(void **state)
+{
+    (void)state;
+    mss_sql *sql;
+    ms_error err;
+    open_new(&sql);
+    assert_ms_ok(mss_sql_migrate(sql, &err), err);
+    assert_ms_ok(mss_sql_transaction(sql, MSS_BEGIN, &err), err);
+    assert_ms_ok(add_team(sql, "one", &err), err);
+    assert_ms_ok(mss_sql_transaction(sql, MSS_SAVE, &err), err);
+    assert_int_equal(add_team(sql, "one", &err), MS_ESTATE);
+    assert_ms_ok(mss_sql_transaction(sql, MSS_UNDO, &err), err);
+    assert_ms_ok(add_team(sql, "two", &err), err);
+    assert_ms_ok(mss_sql_transaction(sql, MSS_COMMIT, &err), err);
+    assert_int_equal(count_teams(sql, "one") + count_teams(sql, "two"), 2);
+    close_and_remove(sql);
+}
+
+/* One of all connections to a shared database leads; each connection to a file does. */
+static void test_one_leads(void **state)
+{
+    (void)state;
+    mss_sql *sql, *other;
+    ms_error err;
+    bool leads, is_new;
+    open_new(&sql);
+    assert_ms_ok(mss_sql_migrate(sql, &err), err);
+    assert_ms_ok(mss_sql_open(path, MSS_SQL_WRITE, &other, &err), err);
+    for (int i = 0; i < 2; i++) {
+        assert_ms_ok(mss_sql_lead(sql, &leads, &is_new, &err), err);
+        assert_true(leads);
+        assert_int_equal(is_new, i == 0);
+    }
+    assert_ms_ok(mss_sql_lead(other, &leads, &is_new, &err), err);
+    assert_int_equal(leads, !is_shared);
+    assert_int_equal(is_new, !is_shared);
+    close_and_remove(sql);
+    do { /* PostgreSQL notices after a moment that the first one is gone */
+        assert_ms_ok(mss_sql_lead(other, &leads, &is_new, &err), err);
+    } while (!leads);
+    mss_sql_close(other);
+}
+
+static void test_a_place_is_a_file_or_a_url_without_a_password(void **state)
+{
+    (void)state;
+    ms_error err;
+    assert_false(mss_sql_is_shared_place("postgresql"));
+    assert_true(mss_sql_is_shared_place("postgres://host/name"));
+    assert_ms_ok(mss_sql_accepts("a/file", &err), err);
+    static const char *const open[] = {"postgresql://user:s3cret@host/name", "postgres://host/name?password=s3cret",
+                                       "postgresql://user:s3cret@host:port:port/?nothing=1"};
+    for (size_t i = 0; i < sizeof open / sizeof open[0]; i++) {
+        int rc = mss_sql_accepts(open[i], &err);
+        assert_true(rc == MS_ECONFIG || rc == MS_ENOTSUP);
+        assert_null(strstr(err.text, "s3cret"));
+    }
+}
+
+static void test_a_database_that_is_not_there_is_told(void **state)
+{
+    (void)state;
+    mss_sql *sql = NULL;
+    ms_error err;
+    int rc = mss_sql_open("postgresql://127.0.0.1:1/none", MSS_SQL_WRITE, &sql, &err);
+    assert_true(rc == MS_EIO || rc == MS_ENOTSUP);
+    assert_null(sql);
+    open_new(&sql); /* a place where there is one */
+    close_and_remove(sql);
+    for (int nth = 1; nth <= (is_shared ? 3 : 2); nth++) {
+        ms_fault_arm(MS_FAULT_ALLOC, nth, 0);
+        assert_int_equal(mss_sql_open(path, MSS_SQL_WRITE, &sql, &err), MS_ENOMEM);
+        ms_fault_disarm_all();
+    }
+}
+
+/* In a file nobody listens; and a transaction of which nothing is left can't be committed. */
+static void test_what_a_database_can_not_do_is_refused(void **state)
+{
+    (void)state;
+    mss_sql *sql;
+    ms_error err;
+    char text[16];
+    open_new(&sql);
+    assert_ms_ok(mss_sql_migrate(sql, &err), err);
+    if (is_shared) {
+        assert_ms_ok(mss_sql_listen(sql, &err), err);
+        assert_ms_fails(mss_sql_backup(sql, "copy", &err), MS_ENOTSUP, err, "pg_dump");
+        assert_ms_ok(mss_sql_transaction(sql, MSS_BEGIN, &err), err);
+        assert_ms_ok(add_team(sql, "one", &err), err);
+        assert_int_equal(add_team(sql, "one", &err), MS_ESTATE); /* without a savepoint: all is lost */
+        assert_ms_fails(mss_sql_transaction(sql, MSS_COMMIT, &err), MS_ESYSTEM, err, "ROLLBACK");
+        mss_sql_rollback(sql);
+        assert_int_equal(count_teams(sql, "one"), 0);
+    } else {
+        assert_ms_fails(mss_sql_listen(sql, &err), MS_EINVAL, err, "no notifications");
+        assert_ms_fails(mss_sql_wait(sql, -1, text, sizeof text, &err), MS_EINVAL, err, "no notifications");
+        assert_int_equal(mss_sql_ports(sql, NULL, 0), 0);
+    }
     close_and_remove(sql);
 }
 
@@ -186,6 +344,12 @@ int main(void)
         cmocka_unit_test(test_a_reader_writes_nothing),
         cmocka_unit_test(test_rows_become_objects),
         cmocka_unit_test(test_the_audit_is_a_chain),
+        cmocka_unit_test(test_values_come_back),
+        cmocka_unit_test(test_a_failed_statement_is_undone_with_its_savepoint),
+        cmocka_unit_test(test_one_leads),
+        cmocka_unit_test(test_a_place_is_a_file_or_a_url_without_a_password),
+        cmocka_unit_test(test_a_database_that_is_not_there_is_told),
+        cmocka_unit_test(test_what_a_database_can_not_do_is_refused),
         cmocka_unit_test(test_what_is_no_database_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

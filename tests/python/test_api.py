@@ -553,6 +553,13 @@ def test_lazy_parameters_are_refused_by_name_until_they_have_a_shape() -> None:
     memscale.detach(memscale.wrap(model))
 
 
+def test_a_module_that_contains_itself_is_refused_with_words() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Sequential(torch.nn.Linear(4, 4)))
+    model[1].parent = model
+    with pytest.raises(memscale.IntegrationError, match="Sequential contains itself among its submodules"):
+        memscale.wrap(model)
+
+
 def test_an_optimizer_of_another_type_is_refused() -> None:
     model = _mlp()
     with pytest.raises(TypeError, match="optimizer must be"), memscale.optimize(model, optimizer=[]):

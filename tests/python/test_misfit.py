@@ -117,6 +117,10 @@ TAKEN = {
     "soft labels": (lambda: Head(F.cross_entropy), (_x(4, 8), _x(4, 8).softmax(-1))),
     "a mask": (lambda: Head(lambda y, m: y.masked_fill(m, 0.0)), (_x(4, 8), _ids(4, 8, dtype=torch.bool))),
     "an integer divisor": (lambda: Head(lambda y, n: y / n.div(n, rounding_mode="floor")), (_x(4, 8), _ids(8) + 3)),
+    "bags with a padding index": (
+        lambda: nn.EmbeddingBag(9, 8, padding_idx=6, include_last_offset=True),
+        (_ids(7), torch.tensor([0, 3, 7])),
+    ),
     "a half model": (lambda: nn.Linear(8, 4).bfloat16(), (_x(4, 8, dtype=torch.bfloat16),)),
     "a double model": (lambda: nn.LSTM(8, 4).double(), (_x(3, 2, 8, dtype=double),)),
 }

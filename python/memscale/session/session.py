@@ -14,6 +14,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
+from ..base.after_backward import in_backward
 from ..base.aside import is_tracing
 from ..device import kind_of, training_device
 from ..errors import BudgetInfeasibleError, MemScaleError, ProfileError
@@ -598,6 +599,7 @@ class Session:
             and self._current not in self._graphs
             and not self._takes_no_hooks
             and self._refused_steps < _REFUSED_STEPS
+            and not in_backward()  # at its end, torch puts back the modes that were on at its begin
         )
 
     def live_trace_finished(self, graph: str | None, refused: MemScaleError | None) -> ExecutionPlan | None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import _core
+from ..base.after_backward import in_backward
 from ..base.arguments import plain_tensors
 from ..base.aside import is_replaying
 from ..base.composites import Without
@@ -155,9 +156,9 @@ class LiveProfile:
 
     @property
     def is_mine(self) -> bool:
-        """Whether the calling thread runs the profiled step. Operators are seen on that thread
-        only."""
-        return getattr(self._here, "is_mine", False)
+        """Whether the calling thread runs the profiled step. Operators are seen on that thread only. What runs inside a
+        backward neither belongs to the step nor ends it: modes that are left there come back when the backward ends."""
+        return getattr(self._here, "is_mine", False) and not in_backward()
 
     @property
     def is_orphan(self) -> bool:

@@ -156,8 +156,8 @@ PyObject *ms_ext_capture_slot(ms_region *region, PyObject *tensor)
 int ms_ext_slot_init(PyObject *module)
 {
     /* Not an Exception, so that `except Exception` in the layer's code lets it pass. */
-    ms_ext_replay_stop =
-        PyErr_NewExceptionWithDoc("memscale._core.ReplayStop",
-                                  "Ends a replay early: everything that backward needs exists.", PyExc_BaseException, NULL);
+    ms_ext_replay_stop = PyErr_NewExceptionWithDoc("memscale._core.ReplayStop",
+                                                   "Ends a replay early: everything that backward needs exists.",
+                                                   PyExc_BaseException, NULL);
     return ms_ext_replay_stop != NULL ? PyModule_AddObjectRef(module, "ReplayStop", ms_ext_replay_stop) : -1;
 }

@@ -316,8 +316,8 @@ def _refuse_what_cannot_be_hooked(model: torch.nn.Module) -> None:
     inside = _contains_itself(model, (), set())
     if inside is not None:
         raise IntegrationError(
-            f"wrap: {inside} contains itself among its submodules; torch's train(), to() and state_dict() fail on such a "
-            "model: keep the reference in a list, or make it a weakref"
+            f"wrap: {inside} contains itself among its submodules; torch's train(), to() and state_dict() fail on such "
+            "a model: keep the reference in a list, or make it a weakref"
         )
     named = [*model.named_parameters(), *model.named_buffers()]
     lazy = [name for name, value in named if torch.nn.parameter.is_lazy(value)]

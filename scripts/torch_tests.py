@@ -3,9 +3,9 @@
 `python scripts/torch_tests.py TREE [--technique recompute ...] [--file test_nn.py ...] [-k WORDS] [--resume]`. TREE is
 a source tree of torch; its version may differ from the installed one. Each file runs plainly first. The tests that
 passed and that call a module with gradients enabled run again with the modules in the holders that a wrap needs
-("held"), but unwrapped; those that still pass run once for each technique. `torch_tests_plugin.py` does the wrapping and
-writes the outcomes below build/torch_tests. A test that kills its process, or takes more than two minutes, counts as
-failed, and the others go on. `--resume` continues a run that was stopped.
+("held"), but unwrapped; those that still pass run once for each technique. `torch_tests_plugin.py` does the wrapping
+and writes the outcomes below build/torch_tests. A test that kills its process, or takes more than two minutes, counts
+as failed, and the others go on. `--resume` continues a run that was stopped.
 
 For each file and technique a line says how many tests were run, how many had a wrapped module, in how many of them a
 plan did something (a layer ran again, a tensor was recomputed, a storage was offloaded), and how many failed. Then come

@@ -305,6 +305,14 @@ def _contains_itself(module: torch.nn.Module, around: tuple[int, ...], done: set
     return next((found for child in module.children() if (found := _contains_itself(child, within, done))), None)
 
 
+def _will_change_its_class(module: torch.nn.Module) -> bool:
+    """Whether it is a lazy module before its first forward. Such a module may have no lazy parameter."""
+    import torch
+
+    is_lazy = isinstance(module, torch.nn.modules.lazy.LazyModuleMixin)
+    return is_lazy and isinstance(module.__dict__.get("_initialize_hook"), torch.utils.hooks.RemovableHandle)
+
+
 def _refuse_what_cannot_be_hooked(model: torch.nn.Module) -> None:
     import torch
 
@@ -321,6 +329,7 @@ def _refuse_what_cannot_be_hooked(model: torch.nn.Module) -> None:
         )
     named = [*model.named_parameters(), *model.named_buffers()]
     lazy = [name for name, value in named if torch.nn.parameter.is_lazy(value)]
+    lazy += [name or type(model).__name__ for name, module in model.named_modules() if _will_change_its_class(module)]
     if lazy:
         raise IntegrationError(f"wrap: {lazy[0]!r} has no shape before the first forward; run one forward, then wrap")
     parameters = list(model.parameters())

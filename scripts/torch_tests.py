@@ -81,12 +81,21 @@ class Run:
         self.record.parent.mkdir(parents=True, exist_ok=True)
         names = self.record.with_suffix(".only")
         names.write_text("\n".join(only or []), encoding="utf-8")
-        while True:
+        while not self._done.exists():
             before = len(self.outcomes())
             self._pytest(["--only", str(names)] if only is not None else [])
             found = self.outcomes()
-            if len(found) == before or all("outcome" in entry for entry in list(found.values())[-1:]):
-                return found
+            if len(found) == before or "outcome" in list(found.values())[-1]:
+                self._done.touch()
+        return self.outcomes()
+
+    def forget(self) -> None:
+        self.record.unlink(missing_ok=True)
+        self._done.unlink(missing_ok=True)
+
+    @property
+    def _done(self) -> pathlib.Path:
+        return self.record.with_suffix(".done")
 
     def _pytest(self, more: list[str]) -> None:
         command = [
@@ -148,7 +157,7 @@ def main() -> int:
         runs = [Run(options.tree.resolve(), file, name, options.words) for name in options.technique or TECHNIQUES]
         plain, held = (Run(options.tree.resolve(), file, name, options.words) for name in ("", HELD))
         for run in () if options.resume else (plain, held, *runs):
-            run.record.unlink(missing_ok=True)
+            run.forget()
         outcomes = plain.finish()
         called = passed(outcomes)
         chosen = passed(held.finish(called)) if called else []

@@ -135,7 +135,7 @@ class LiveProfile:
         in_parts: bool = False,
     ) -> None:
         self._observe = observe
-        self._parameters = [weakref.ref(parameter) for parameter in model.parameters()]
+        self._model = weakref.ref(model)  # not its parameters: a weak reference keeps torch from swapping them
         self._phase = "forward"
         self._in_parts = in_parts
         self._thread = threading.current_thread()
@@ -219,7 +219,8 @@ class LiveProfile:
     def backward_ended(self) -> None:
         """Backward has ended. All later events belong to the optimizer."""
         if self._phase == "backward":
-            self._tracer.gradients(p for p in (reference() for reference in self._parameters) if p is not None)
+            model = self._model()
+            self._tracer.gradients(() if model is None else model.parameters())
             self._advance("optimizer")
 
     def _end(self) -> None:

@@ -155,7 +155,9 @@ PyObject *ms_ext_capture_slot(ms_region *region, PyObject *tensor)
 
 int ms_ext_slot_init(PyObject *module)
 {
-    ms_ext_replay_stop = PyErr_NewExceptionWithDoc(
-        "memscale._core.ReplayStop", "Ends a replay early: everything that backward needs exists.", NULL, NULL);
+    /* Not an Exception, so that `except Exception` in the layer's code lets it pass. */
+    ms_ext_replay_stop = PyErr_NewExceptionWithDoc("memscale._core.ReplayStop",
+                                                   "Ends a replay early: everything that backward needs exists.",
+                                                   PyExc_BaseException, NULL);
     return ms_ext_replay_stop != NULL ? PyModule_AddObjectRef(module, "ReplayStop", ms_ext_replay_stop) : -1;
 }

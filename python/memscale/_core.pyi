@@ -191,7 +191,7 @@ class Region:
     technique: Technique
     """The technique of this call."""
 
-class ReplayStop(Exception):
+class ReplayStop(BaseException):
     """Ends a replay early: everything that backward needs exists."""
 
 class Saved:

@@ -553,6 +553,35 @@ def test_lazy_parameters_are_refused_by_name_until_they_have_a_shape() -> None:
     memscale.detach(memscale.wrap(model))
 
 
+def test_a_lazy_module_without_lazy_parameters_is_refused_until_it_has_run() -> None:
+    model = torch.nn.Sequential(
+        torch.nn.Linear(4, 4), torch.nn.LazyBatchNorm1d(affine=False, track_running_stats=False)
+    )
+    with pytest.raises(memscale.IntegrationError, match="'1' has no shape"):
+        memscale.wrap(model)
+    model(torch.ones(2, 4))
+    memscale.wrap(model, Config(force_optimize=True))
+    for _ in range(2):
+        model(torch.randn(2, 4)).sum().backward()
+    memscale.detach(model)
+
+
+def test_a_nested_tensor_may_be_evaluated() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    x = torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)])
+    memscale.wrap(model, Config(force_optimize=True))
+    with torch.no_grad():
+        assert model(x).is_nested
+    memscale.detach(model)
+
+
+def test_a_module_that_contains_itself_is_refused_with_words() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Sequential(torch.nn.Linear(4, 4)))
+    model[1].parent = model
+    with pytest.raises(memscale.IntegrationError, match="Sequential contains itself among its submodules"):
+        memscale.wrap(model)
+
+
 def test_an_optimizer_of_another_type_is_refused() -> None:
     model = _mlp()
     with pytest.raises(TypeError, match="optimizer must be"), memscale.optimize(model, optimizer=[]):

@@ -9,6 +9,7 @@ import logging
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import memscale
 from memscale import Config
@@ -173,3 +174,24 @@ def test_a_profile_counts_no_tensors_of_the_warm_up(options) -> None:
         return events
 
     assert storages_of_a_layer(False) == storages_of_a_layer(True)
+
+
+def test_a_forward_inside_a_backward_leaves_no_mode_on() -> None:
+    model = memscale.wrap(_model(), Config(force_optimize=True))
+    x = torch.randn(8, 256, requires_grad=True)
+    model(x).sum().backward()
+    for _ in range(2):
+        checkpoint(model, x, use_reentrant=True).sum().backward()
+    memscale.detach(model)
+    assert torch._C._len_torch_function_stack() == torch._C._len_torch_dispatch_stack() == 0
+
+
+def test_parameters_may_be_swapped_within_a_profiled_step() -> None:
+    model = memscale.wrap(_model(), Config(force_optimize=True))
+    model(torch.randn(8, 256)).sum().backward()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()})
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    memscale.detach(model)

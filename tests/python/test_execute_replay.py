@@ -388,3 +388,27 @@ def test_backward_may_run_in_inference_mode(technique, tmp_path):
         assert_same(expected, run(model))
         executor._core.backward_ended()
         assert_nothing_left(executor)
+
+
+class _Checking(nn.Module):
+    """Looks at its result, and turns errors of the look into others."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+
+    def forward(self, x):
+        y = torch.sigmoid(self.first(x))
+        try:
+            y.exp().square()
+        except Exception as error:
+            raise ValueError("this layer failed") from error
+        return y
+
+
+@every_technique
+def test_the_end_of_a_replay_is_no_error_to_the_layer(technique, tmp_path):
+    model = nn.Sequential(_Checking(), _Checking())
+    with executing(model, uniform(model, technique), tmp_path) as executor:
+        model(torch.ones(2, 8, requires_grad=True)).sum().backward()
+        assert executor.counters()["recomputed_layers"] > 0

@@ -3,6 +3,8 @@ that fit, and models that can't be traced."""
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from torch import nn
@@ -115,6 +117,10 @@ TAKEN = {
     "soft labels": (lambda: Head(F.cross_entropy), (_x(4, 8), _x(4, 8).softmax(-1))),
     "a mask": (lambda: Head(lambda y, m: y.masked_fill(m, 0.0)), (_x(4, 8), _ids(4, 8, dtype=torch.bool))),
     "an integer divisor": (lambda: Head(lambda y, n: y / n.div(n, rounding_mode="floor")), (_x(4, 8), _ids(8) + 3)),
+    "bags with a padding index": (
+        lambda: nn.EmbeddingBag(9, 8, padding_idx=6, include_last_offset=True),
+        (_ids(7), torch.tensor([0, 3, 7])),
+    ),
     "a half model": (lambda: nn.Linear(8, 4).bfloat16(), (_x(4, 8, dtype=torch.bfloat16),)),
     "a double model": (lambda: nn.LSTM(8, 4).double(), (_x(3, 2, 8, dtype=double),)),
 }
@@ -160,4 +166,22 @@ def test_a_forward_of_the_wrong_type_fails_as_without_wrap_and_is_forgotten() ->
         module(_x(4, 3))
     _run(module, (_ids(4, 3),))
     assert module._memscale_executor.plan is not None
+    memscale.detach(module)
+
+
+class _Conditioned(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, *, by: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x) * by)
+
+
+def test_a_model_is_traced_although_its_first_forward_lacked_an_argument() -> None:
+    module = memscale.wrap(_Conditioned())
+    with pytest.raises(TypeError, match="missing 1 required"):
+        module(_x(4, 8))
+    module(_x(4, 8), by=_x(8)).sum().backward()
+    assert "first" in [layer["name"] for layer in json.loads(module._memscale_executor.plan.to_json())["entries"]]
     memscale.detach(module)

@@ -6,6 +6,7 @@ Budgets and warnings of such loops are in tests/loops (`policy_gradient`, `encod
 from __future__ import annotations
 
 import copy
+import gc
 import logging
 from collections.abc import Callable, Iterator
 
@@ -231,3 +232,17 @@ def test_parts_that_no_plan_fits_train_on_with_one_warning(is_strict: bool, capl
     assert _same(_train(model, _FORMS[form][1], 3), expected)
     memscale.detach(model)
     assert len([line for line in caplog.messages if "over the budget, and run under the smallest plan" in line]) == 1
+
+
+@pytest.mark.parametrize("collects", [False, True])
+def test_a_layer_that_outlives_the_model_runs_on(collects: bool) -> None:
+    model = memscale.wrap(_made(_Parts), Config(force_optimize=True))
+    backbone = model.backbone
+    gc.disable()  # the executor outlives the model until it is collected
+    try:
+        del model
+        if collects:
+            gc.collect()
+        backbone(torch.ones(4, _WIDTH)).sum().backward()
+    finally:
+        gc.enable()

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import torch
 
-__all__ = ["after_backward"]
+__all__ = ["after_backward", "in_backward"]
 
 _LONGEST_WAIT_S = 5.0  # what is still held then, is held by something else than a thread that is about to drop it
 
@@ -44,6 +44,11 @@ def after_backward(function: Callable[[], None]) -> None:
     call = _Call(function)
     torch.autograd.Variable._execution_engine.queue_callback(call)
     _held.add(weakref.ref(call, _held.discard))
+
+
+def in_backward() -> bool:
+    """Whether a backward runs on this thread."""
+    return torch._C._current_graph_task_id() != -1
 
 
 def _wait_until_dropped() -> None:

@@ -69,6 +69,8 @@ def describe_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
 
 
 def _describe_value(name: str, value: Any) -> str:
+    if isinstance(value, torch.Tensor) and value.is_nested:  # some have no shape
+        return f"{name}:nested {_dtype_name(value.dtype)}[{value.numel()}]"
     if isinstance(value, torch.Tensor):
         full = ":ones" if is_full_mask(name, value) else ""
         return f"{name}:{_dtype_name(value.dtype)}[{','.join(map(str, value.shape))}]{full}"

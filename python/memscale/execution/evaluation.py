@@ -40,7 +40,7 @@ class Evaluation:
         """The root is about to run without gradients."""
         self._core.evaluation_begins()
         self._runs = True
-        rows = (tensor.shape[0] for tensor in plain_tensors((args, kwargs)) if tensor.dim() > 0)
+        rows = (tensor.size(0) for tensor in plain_tensors((args, kwargs)) if tensor.dim() > 0)
         self._rows = max(self._rows, next(rows, 0))
 
     def part_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -646,11 +646,11 @@ class Executor:
 
     def _part_begins(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """A call of layer `name` outside of the root's forward begins a step. Returns whether it can be followed."""
-        model = self._alive()
+        model = self._model()  # None if a layer outlives it
         obstacle = self._core.hooks_in_the_way()
         if obstacle is not None:
             self._notices.say_obstacle(obstacle)
-        if obstacle is not None or training_device(model).type == "meta":
+        if model is None or obstacle is not None or training_device(model).type == "meta":
             return False
         _core.guarded(self._plan_part, f"{name} of {self._signatures.of(model, args, kwargs)}")
         self._core.set_residents([*model.parameters(), *model.buffers(), *plain_tensors((args, kwargs))])

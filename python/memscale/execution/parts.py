@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from ..base.after_backward import in_backward
+
 if TYPE_CHECKING:
     from .evaluation import Evaluation
 
@@ -65,14 +67,10 @@ class Parts:
             return
         if not torch.is_grad_enabled():
             self._evaluation.part_begins(args, kwargs)
-        elif not (self._thread.stands_aside or self._thread.is_transformed or _in_backward()):
-            self._is_open = self._begin(name, args, kwargs)
+        elif not (self._thread.stands_aside or self._thread.is_transformed or in_backward()):
+            self._is_open = bool(self._begin(name, args, kwargs))
             self.has_begun |= self._is_open
 
     def forwards_ended(self) -> None:
         """A backward begins, or an optimizer has stepped: the next call begins a step."""
         self._is_open = False
-
-
-def _in_backward() -> bool:
-    return torch._C._current_graph_task_id() != -1

@@ -69,7 +69,8 @@ class Planner(Protocol):
         """Learns that `plan` is in force from the next forward on."""
 
     def refuses_hooks(self, error: BaseException) -> bool:
-        """Whether a forward that raised `error` has to run without a plan. If so, the plan is requested again."""
+        """Whether a forward that raised `error` has to run without a plan. If so, the plan is requested again. Called
+        for every forward that raised."""
 
     def live_trace_finished(self, graph: str | None, refused: MemScaleError | None) -> ExecutionPlan | None:
         """Receives the graph of a profiled step, or the reason why it has none. Returns a plan to follow from

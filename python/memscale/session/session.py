@@ -14,6 +14,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
+from ..base.after_backward import in_backward
 from ..base.aside import is_tracing
 from ..device import kind_of, training_device
 from ..errors import BudgetInfeasibleError, MemScaleError, ProfileError
@@ -103,6 +104,7 @@ class Session:
         self._profiled_steps = 0
         self._refused_steps = 0
         self._is_untraceable = False
+        self._is_doubtful = False  # whether the trace just before this forward failed, which may raise the same error
         self.follows_parts = False
         self._may_trace_ahead = config.use_static_profiling
         self._takes_no_hooks = False
@@ -160,6 +162,7 @@ class Session:
             ProfileError: the step can't be traced and the empirical fallback is off.
         """
         self._follow(model)
+        self._is_doubtful = False
         self.hardware_json = self._without_released(model)
         is_traced = self.config.use_static_profiling and not (self._is_untraceable or self.follows_parts)
         signature = _core.signature_without_numbers(signature, self._idle_numbers if is_traced else None)
@@ -508,6 +511,7 @@ class Session:
                 return None
             if not self.config.use_empirical_fallback:
                 raise
+            self._is_doubtful = is_alone
             _log.warning("%s; %d real steps are profiled instead", error, self.config.warmup_steps)
             return None
 
@@ -534,7 +538,8 @@ class Session:
 
     def refuses_hooks(self, error: BaseException | None) -> bool:
         """Whether a forward failed because it allows no saved-tensor hooks around it. If so, the model
-        is left alone from the next forward on."""
+        is left alone from the next forward on. If the trace before it failed too, the next forward is traced again."""
+        self._is_untraceable &= not self._is_doubtful
         if _NO_HOOKS not in str(error) and not _forbids_hooks(error):
             return False
         self._takes_no_hooks = self._is_untraceable = True
@@ -594,6 +599,7 @@ class Session:
             and self._current not in self._graphs
             and not self._takes_no_hooks
             and self._refused_steps < _REFUSED_STEPS
+            and not in_backward()  # at its end, torch puts back the modes that were on at its begin
         )
 
     def live_trace_finished(self, graph: str | None, refused: MemScaleError | None) -> ExecutionPlan | None:
@@ -605,6 +611,7 @@ class Session:
                 _log.warning("real steps can't be followed either (%s); the plan of the warm-up stays", refused)
             return None
         self._has_run = True
+        self._is_doubtful = False
         self._refused_steps = 0
         self._profiled_steps += 1
         if self._profiled_steps < self.config.warmup_steps or self._current is None:

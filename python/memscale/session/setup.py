@@ -294,6 +294,25 @@ def refuse_several_devices(model: torch.nn.Module) -> None:
         )
 
 
+def _contains_itself(module: torch.nn.Module, around: tuple[int, ...], done: set[int]) -> str | None:
+    """The class of the first module at or below `module` that is one of its own submodules; None if there is none."""
+    if id(module) in around:
+        return type(module).__name__
+    if id(module) in done:
+        return None
+    done.add(id(module))
+    within = (*around, id(module))
+    return next((found for child in module.children() if (found := _contains_itself(child, within, done))), None)
+
+
+def _will_change_its_class(module: torch.nn.Module) -> bool:
+    """Whether it is a lazy module before its first forward. Such a module may have no lazy parameter."""
+    import torch
+
+    is_lazy = isinstance(module, torch.nn.modules.lazy.LazyModuleMixin)
+    return is_lazy and isinstance(module.__dict__.get("_initialize_hook"), torch.utils.hooks.RemovableHandle)
+
+
 def _refuse_what_cannot_be_hooked(model: torch.nn.Module) -> None:
     import torch
 
@@ -302,8 +321,15 @@ def _refuse_what_cannot_be_hooked(model: torch.nn.Module) -> None:
             f"wrap: {type(model).__name__} is a TorchScript module, whose forward hooks do not see "
             "saved tensors; wrap the module it was scripted from"
         )
+    inside = _contains_itself(model, (), set())
+    if inside is not None:
+        raise IntegrationError(
+            f"wrap: {inside} contains itself among its submodules; torch's train(), to() and state_dict() fail on such "
+            "a model: keep the reference in a list, or make it a weakref"
+        )
     named = [*model.named_parameters(), *model.named_buffers()]
     lazy = [name for name, value in named if torch.nn.parameter.is_lazy(value)]
+    lazy += [name or type(model).__name__ for name, module in model.named_modules() if _will_change_its_class(module)]
     if lazy:
         raise IntegrationError(f"wrap: {lazy[0]!r} has no shape before the first forward; run one forward, then wrap")
     parameters = list(model.parameters())

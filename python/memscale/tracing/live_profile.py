@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import _core
+from ..base.after_backward import in_backward
 from ..base.arguments import plain_tensors
 from ..base.aside import is_replaying
 from ..base.composites import Without
@@ -134,7 +135,7 @@ class LiveProfile:
         in_parts: bool = False,
     ) -> None:
         self._observe = observe
-        self._parameters = [weakref.ref(parameter) for parameter in model.parameters()]
+        self._model = weakref.ref(model)  # not its parameters: a weak reference keeps torch from swapping them
         self._phase = "forward"
         self._in_parts = in_parts
         self._thread = threading.current_thread()
@@ -155,9 +156,9 @@ class LiveProfile:
 
     @property
     def is_mine(self) -> bool:
-        """Whether the calling thread runs the profiled step. Operators are seen on that thread
-        only."""
-        return getattr(self._here, "is_mine", False)
+        """Whether the calling thread runs the profiled step. Operators are seen on that thread only. What runs inside a
+        backward neither belongs to the step nor ends it: modes that are left there come back when the backward ends."""
+        return getattr(self._here, "is_mine", False) and not in_backward()
 
     @property
     def is_orphan(self) -> bool:
@@ -218,7 +219,8 @@ class LiveProfile:
     def backward_ended(self) -> None:
         """Backward has ended. All later events belong to the optimizer."""
         if self._phase == "backward":
-            self._tracer.gradients(p for p in (reference() for reference in self._parameters) if p is not None)
+            model = self._model()
+            self._tracer.gradients(() if model is None else model.parameters())
             self._advance("optimizer")
 
     def _end(self) -> None:

@@ -23,6 +23,16 @@ _FILLS = (0, 1)
 # also tried at full size.
 _FEW_ELEMENTS = 1 << 16
 
+_TRUSTING = frozenset(
+    {
+        torch.ops.aten._ctc_loss,
+        torch.ops.aten._embedding_bag,
+        torch.ops.aten._embedding_bag_forward_only,
+        torch.ops.aten.segment_reduce,
+    }
+)
+"""Operators that take places in memory from an operand's values unchecked: made-up values could crash the process."""
+
 
 class OperandTypes:
     """The inputs of one trace, the tensors of the same type that follow from them, and the tried combinations."""
@@ -52,7 +62,9 @@ class OperandTypes:
         for result in results:
             if result.layout is torch.strided and result.dtype in types:
                 self._names.setdefault(result.untyped_storage()._cdata, None)
-        if func.namespace != "aten" or func.is_view or torch.Tag.nondeterministic_seeded in func.tags:
+        if func.namespace != "aten" or func.overloadpacket in _TRUSTING:
+            return
+        if func.is_view or torch.Tag.nondeterministic_seeded in func.tags:
             return
         key = (func, *((value.dtype, value.dim()) for value in operands))
         if key in self._tried or any(value.device.type != "cpu" for value in operands):

@@ -416,7 +416,9 @@ static int follow_ends(ms_offload *engine, ms__ticket *ticket, const after_fetch
     for (uint32_t i = 0; i < ticket->piece_count; i++) {
         void *end = ticket->pieces[i].end;
         int followed = end != NULL ? follow_end(engine, end, after, rc == MS_OK ? err : NULL) : MS_OK;
-        rc = rc == MS_OK ? followed : rc;
+        if (rc == MS_OK) {
+            rc = followed;
+        }
     }
     ms__mutex_lock(&engine->lock);
     ticket->is_followed = ticket->is_followed || rc == MS_OK;

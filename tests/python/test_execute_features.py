@@ -597,3 +597,48 @@ def test_counters_tell_what_happened(tmp_path):
     assert counters["recomputed_layers"] == 0
     assert counters["offloaded_bytes"] == counters["disk_bytes"] > 0
     assert 0 < counters["fetched_bytes"] <= counters["offloaded_bytes"]
+
+
+class Neighbours(torch.nn.Module):
+    """A layer of a graph network: its buffer is a sparse matrix."""
+
+    def __init__(self, layout):
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+        links = (torch.rand(32, 32) < 0.2).float()
+        self.register_buffer("links", links.to_sparse_coo() if layout == "coo" else links.to_sparse_csr())
+
+    def forward(self, x):
+        return torch.sparse.mm(self.links, self.linear(x)).relu()
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("layout", ["coo", "csr"])
+@pytest.mark.parametrize("technique", TECHNIQUES)
+def test_buffers_may_be_sparse(technique, layout, tmp_path):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(Neighbours(layout) for _ in range(3)))
+    x = torch.randn(32, 8)
+
+    def run():
+        model.zero_grad()
+        model(x).sum().backward()
+        return gradients(model)
+
+    expected = run()
+    with executing(model, uniform(model, technique), tmp_path) as executor:
+        for _ in range(3):
+            assert_same(expected, run())
+        assert_nothing_left(executor)
+
+
+def test_a_weight_may_be_sparse():
+    layer = torch.nn.Linear(6, 4, bias=False)
+    layer.weight = torch.nn.Parameter(layer.weight.detach().to_sparse_coo())
+    model = torch.nn.Sequential(layer, torch.nn.Linear(4, 4))
+    x = torch.randn(8, 6, requires_grad=True)
+    (expected,) = torch.autograd.grad(model(x).sum(), x)
+    memscale.wrap(model, memscale.Config(force_optimize=True))
+    for _ in range(3):
+        assert torch.equal(expected, torch.autograd.grad(model(x).sum(), x)[0])
+    memscale.detach(model)

@@ -206,16 +206,16 @@ class LayerState:
         for name, value in parameters.items():
             if value is not None and not value.requires_grad and value.is_leaf and not value.is_inference():
                 key = (id(parameters), name)
-                is_large = value.nbytes > _SMALL_BYTES
-                if is_large and value.nbytes > self._room:
+                is_large = _is_large(value)
+                if is_large and _dense_bytes(value) > self._room:
                     yield parameters, name, _Buffer(key, value, version_of(value), None)
                     continue
                 found = self._copy_of(key, value)
-                self._room -= value.nbytes if is_large and found.copy is not None else 0
+                self._room -= _dense_bytes(value) if is_large and found.copy is not None else 0
                 yield parameters, name, found
 
     def _copy_of(self, key: tuple[int, str], buffer: torch.Tensor) -> _Buffer:
-        if buffer.nbytes > _SMALL_BYTES:
+        if _is_large(buffer):
             version = version_of(buffer)
             constant = self._constant.get(key)
             if constant is not None and constant[0] is buffer and constant[1] == version:
@@ -246,7 +246,7 @@ class LayerState:
         for holder, name, buffer in state.tensors:
             if buffer.copy is None and version_of(buffer.tensor) != buffer.version and not state.is_buffer(holder):
                 self._writes = f"it writes to {name!r}"
-            if buffer.copy is None or buffer.tensor.nbytes <= _SMALL_BYTES:
+            if buffer.copy is None or not _is_large(buffer.tensor):
                 continue
             now = read_place((holder, name))
             if buffer.version is not None and version_of(buffer.tensor) == buffer.version:
@@ -258,7 +258,7 @@ class LayerState:
             else:
                 self._constant.pop(buffer.key, None)
                 if not state.is_buffer(holder):
-                    self._writes = f"it writes to {name!r}, {buffer.tensor.nbytes / 1e6:.0f} MB"
+                    self._writes = f"it writes to {name!r}, {_dense_bytes(buffer.tensor) / 1e6:.0f} MB"
 
 
 class _Parameter:
@@ -533,6 +533,15 @@ def _is_gathered(module: torch.nn.Module) -> bool:
     tensor = sys.modules.get("torch.distributed.tensor")
     sharded = getattr(tensor, "DTensor", None)
     return sharded is not None and any(isinstance(value, sharded) for value in module._parameters.values())
+
+
+def _dense_bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _is_large(tensor: torch.Tensor) -> bool:
+    """Whether its version tells if it was written. Of a sparse tensor the bytes are not compared either."""
+    return tensor.layout is not torch.strided or tensor.nbytes > _SMALL_BYTES
 
 
 def _has_bytes(copy: torch.Tensor, buffer: torch.Tensor) -> bool:

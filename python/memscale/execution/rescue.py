@@ -37,6 +37,10 @@ def _is_out_of_memory(error: BaseException) -> bool:
     return is_out_of_memory(error) or (isinstance(error, MemScaleError) and error.code == _ENOMEM)
 
 
+def _is_small(buffer: torch.Tensor) -> bool:
+    return buffer.layout is torch.strided and buffer.nbytes <= _SMALL_BYTES
+
+
 class StepRescue:
     """The calls since gradients were last None, and the state before the first of them.
 
@@ -115,7 +119,7 @@ class StepRescue:
 
     def _copy_buffers(self) -> list[tuple[torch.Tensor, torch.Tensor | None, int | None]]:
         return [
-            (buffer, buffer.detach().clone() if buffer.nbytes <= _SMALL_BYTES else None, version_of(buffer))
+            (buffer, buffer.detach().clone() if _is_small(buffer) else None, version_of(buffer))
             for buffer in self._model.buffers()
         ]
 

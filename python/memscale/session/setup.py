@@ -203,7 +203,7 @@ def _wrap_watched(
 
 def _say_what_follows(model: torch.nn.Module, session: Session, config: Config) -> None:
     """Logs the machine and what may be done on it. The plan is logged when shapes are known."""
-    size = sum(parameter.nbytes for parameter in model.parameters())
+    size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     _log.info("%s", _core.plan_intent(session.hardware_json, config.to_json(), type(model).__name__, size))
     drain_core_log()
 

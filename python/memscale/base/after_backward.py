@@ -14,8 +14,6 @@ import time
 import weakref
 from collections.abc import Callable
 
-import torch
-
 __all__ = ["after_backward", "in_backward"]
 
 _LONGEST_WAIT_S = 5.0  # what is still held then, is held by something else than a thread that is about to drop it
@@ -41,6 +39,8 @@ def after_backward(function: Callable[[], None]) -> None:
 
     Raises RuntimeError outside a backward.
     """
+    import torch
+
     call = _Call(function)
     torch.autograd.Variable._execution_engine.queue_callback(call)
     _held.add(weakref.ref(call, _held.discard))
@@ -48,6 +48,8 @@ def after_backward(function: Callable[[], None]) -> None:
 
 def in_backward() -> bool:
     """Whether a backward runs on this thread."""
+    import torch  # the session is imported without it
+
     return torch._C._current_graph_task_id() != -1
 
 

@@ -45,7 +45,7 @@ from ..model.reach import (
 )
 from ..model.witness import Witness
 
-__all__ = ["LayerState", "ModuleState"]
+__all__ = ["LayerState", "ModuleState", "is_large"]
 
 _SMALL_BYTES = 1 << 20
 """Buffers of at most this size are compared at every call and copied if they have changed; on a GPU
@@ -206,16 +206,16 @@ class LayerState:
         for name, value in parameters.items():
             if value is not None and not value.requires_grad and value.is_leaf and not value.is_inference():
                 key = (id(parameters), name)
-                is_large = _is_large(value)
-                if is_large and _dense_bytes(value) > self._room:
+                counts = is_large(value)
+                if counts and _dense_bytes(value) > self._room:
                     yield parameters, name, _Buffer(key, value, version_of(value), None)
                     continue
                 found = self._copy_of(key, value)
-                self._room -= _dense_bytes(value) if is_large and found.copy is not None else 0
+                self._room -= _dense_bytes(value) if counts and found.copy is not None else 0
                 yield parameters, name, found
 
     def _copy_of(self, key: tuple[int, str], buffer: torch.Tensor) -> _Buffer:
-        if _is_large(buffer):
+        if is_large(buffer):
             version = version_of(buffer)
             constant = self._constant.get(key)
             if constant is not None and constant[0] is buffer and constant[1] == version:
@@ -246,7 +246,7 @@ class LayerState:
         for holder, name, buffer in state.tensors:
             if buffer.copy is None and version_of(buffer.tensor) != buffer.version and not state.is_buffer(holder):
                 self._writes = f"it writes to {name!r}"
-            if buffer.copy is None or not _is_large(buffer.tensor):
+            if buffer.copy is None or not is_large(buffer.tensor):
                 continue
             now = read_place((holder, name))
             if buffer.version is not None and version_of(buffer.tensor) == buffer.version:
@@ -539,7 +539,7 @@ def _dense_bytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _is_large(tensor: torch.Tensor) -> bool:
+def is_large(tensor: torch.Tensor) -> bool:
     """Whether its version tells if it was written. Of a sparse tensor the bytes are not compared either."""
     return tensor.layout is not torch.strided or tensor.nbytes > _SMALL_BYTES
 

@@ -18,6 +18,7 @@ import torch
 from ..base.walk import version_of
 from ..device import KINDS, RandomState, is_out_of_memory
 from ..errors import BudgetInfeasibleError, MemScaleError, add_note
+from .module_state import is_large
 
 __all__ = ["StepRescue"]
 
@@ -25,20 +26,12 @@ _log = logging.getLogger("memscale")
 
 Result = TypeVar("Result")
 
-# Larger buffers are not copied before every step: a step that changed one is not repeated.
-_SMALL_BYTES = 1 << 20
-
-
 _ENOMEM = -1  # MS_ENOMEM of memscale/base.h
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
     # If the host has no memory for a fetched tensor, the library raises an error of its own.
     return is_out_of_memory(error) or (isinstance(error, MemScaleError) and error.code == _ENOMEM)
-
-
-def _is_small(buffer: torch.Tensor) -> bool:
-    return buffer.layout is torch.strided and buffer.nbytes <= _SMALL_BYTES
 
 
 class StepRescue:
@@ -118,8 +111,9 @@ class StepRescue:
                 kind.empty_cache()
 
     def _copy_buffers(self) -> list[tuple[torch.Tensor, torch.Tensor | None, int | None]]:
+        # Large ones are not copied before every step: a step that changed one is not repeated.
         return [
-            (buffer, buffer.detach().clone() if _is_small(buffer) else None, version_of(buffer))
+            (buffer, None if is_large(buffer) else buffer.detach().clone(), version_of(buffer))
             for buffer in self._model.buffers()
         ]
 

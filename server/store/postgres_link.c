@@ -76,7 +76,7 @@ int mss_postgres_accepts(const char *where, ms_error *err)
 
 /* ---- connecting ----------------------------------------------------------------- */
 
-/* What PostgreSQL says beside its answers, such as that a table is there already. */
+/* PostgreSQL's notices, such as that a table exists already. */
 static void hear_nothing(void *argument, const char *text)
 {
     (void)argument;

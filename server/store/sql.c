@@ -1,4 +1,4 @@
-/* What both databases share: statements, migrations, transactions. objects.c makes JSON of rows. */
+/* The statements, migrations and transactions of both databases. objects.c makes JSON of rows. */
 #include "store/sql.h"
 
 #include <stdio.h>

@@ -45,7 +45,7 @@ def _cluster() -> Iterator[None]:
 
 @pytest.fixture(scope="session", params=["sqlite", "postgresql"])
 def database(request: pytest.FixtureRequest) -> Sqlite | Postgres:
-    """What the servers of the test keep their data in. Tests of one alone name it: on_sqlite, on_postgresql."""
+    """The database of the test's servers. A test of one database alone is marked on_sqlite or on_postgresql."""
     return choice.use(request.param, PROGRAM)
 
 

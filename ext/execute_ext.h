@@ -39,7 +39,7 @@ typedef struct ms_torch {
     PyObject *weak_ref, *nbytes, *data_ptr;                                   /* of storages */
     PyObject *expired, *new_with_weak_ptr, *free_weak_ref;                    /* static */
     PyObject *push_hooks, *pop_hooks, *top_hooks, *hooks_enabled, *sequence_number;
-    PyObject *empty, *uint8, *truth, *empty_tensor;
+    PyObject *empty, *uint8, *int64, *truth, *empty_tensor;
     PyObject *zero_args, *empty_bytes_kwargs;
     /* attribute names */
     PyObject *n_version, *n_shape, *n_dtype, *n_device, *n_is_leaf, *n_requires_grad, *n_is_cpu, *n_cdata, *n_data,

@@ -64,6 +64,7 @@ static int look_up_objects(PyObject *torch)
         {&t->sequence_number, "autograd._get_sequence_nr"},
         {&t->empty, "empty"},
         {&t->uint8, "uint8"},
+        {&t->int64, "int64"},
         {&t->truth, "bool"},
     };
     for (size_t i = 0; i < sizeof items / sizeof items[0]; i++) {

@@ -66,16 +66,31 @@ int ms_ext_values_settle(ms_region *region, bool all)
     return rc;
 }
 
-/* Whether the tensor may be an operator's workspace for its backward. Workspaces are of uint8 and have gaps that are
- * never written, so their values can't be compared. */
-static bool is_workspace(PyObject *tensor)
+static bool has_dtype(PyObject *tensor, PyObject *wanted)
 {
-    const ms_torch *t = ms_ext_torch();
-    PyObject *dtype = PyObject_GetAttr(tensor, t->n_dtype);
-    bool is_bytes = dtype == t->uint8;
+    PyObject *dtype = PyObject_GetAttr(tensor, ms_ext_torch()->n_dtype);
     Py_XDECREF(dtype);
     PyErr_Clear();
-    return is_bytes;
+    return dtype == wanted;
+}
+
+static bool is_scalar(PyObject *tensor)
+{
+    PyObject *shape = PyObject_GetAttr(tensor, ms_ext_torch()->n_shape);
+    bool is_one = shape != NULL && PyTuple_Check(shape) && PyTuple_Size(shape) == 0;
+    Py_XDECREF(shape);
+    PyErr_Clear();
+    return is_one;
+}
+
+/* Whether an operator may leave bytes of the tensor unwritten, so that its values can't be compared: workspaces for the
+ * backward, of uint8, have gaps; attention on a GPU saves seed and offset, int64 scalars on the host, and sets them only
+ * if it drops elements. */
+static bool may_have_gaps(const ms_region *region, PyObject *tensor)
+{
+    const ms_torch *t = ms_ext_torch();
+    return has_dtype(tensor, t->uint8) ||
+           (region->execution->device.name != NULL && has_dtype(tensor, t->int64) && is_scalar(tensor));
 }
 
 static int read_later(ms_region *region, uint32_t slot, PyObject *tensor)
@@ -97,7 +112,7 @@ int ms_ext_values_saved(ms_region *region, uint32_t slot, PyObject *tensor)
         return !is_marked ? 0 : is_late ? read_later(region, slot, tensor) : read_values(region, slot, tensor, false);
     }
     is_late = ms_ext_may_be_unwritten(tensor);
-    if (is_late && is_workspace(tensor)) {
+    if (is_late && may_have_gaps(region, tensor)) {
         return 0;
     }
     return is_late ? read_later(region, slot, tensor) : read_values(region, slot, tensor, false);

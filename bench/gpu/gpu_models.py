@@ -20,6 +20,7 @@ NAMES = (
     "resnet",
 )
 LARGE = "gpt2-large"  # the model of the goal for offload's step time
+LARGEST = "gpt2-xl"  # full fine-tuning on a small card; needs 40 GB for its unmodified run; not measured unless named
 LARGE_LEAST_BYTES = 60 << 30  # of GPU memory, for LARGE; smaller GPUs get GPT-2 Medium
 # The layers and batches of small models. Every plan reserves 25 MB for a step's workspaces. If a model had fewer layers
 # or tokens, no plan would fit a share of its unmodified peak.
@@ -104,6 +105,9 @@ def make(name: str, is_small: bool) -> tuple[Any, dict[str, Any]]:
         sizes = {"n_embd": 1280, "n_layer": 36, "n_head": 20} if is_large else {"n_embd": 1024, "n_layer": 24}
         model = _gpt2(tf, is_small, n_positions=1024, **sizes, **({} if is_large else {"n_head": 16}))
         batch = _text(is_small, 8 if is_large else 4, 1024)
+    elif name == LARGEST:
+        model = _gpt2(tf, is_small, n_positions=1024, n_embd=1600, n_layer=48, n_head=25)
+        batch = _text(is_small, 4, 1024)
     elif name in ("bert", "roberta"):
         model = _encoder(tf, {"bert": "Bert", "roberta": "Roberta"}[name], is_small)
     elif name == "distilbert":

@@ -1,6 +1,6 @@
 """The measurements of bench/gpu/offload.sh. Writes them to a JSON file and a page of Markdown that lists missed goals.
 
-    offload.py RESULTS [--small] [--models a,b] [--limit SECONDS]
+    offload.py RESULTS [--small] [--models a,b] [--runs x,y] [--limit SECONDS]
 
 Each model has a process of its own, which trains it once for each variant. The runs begin with the same weights and
 random numbers, and compute under autocast to BF16. --small makes tiny models, to try the program out; their times say
@@ -17,11 +17,14 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import gpu_models as models
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic products need it
 
 # Settings of the wrapped runs. A share is a budget, of the unmodified run's peak. A state is the place of that of
 # memscale's AdamW; without one the optimizer is torch's.
@@ -39,6 +42,12 @@ WRAPPED: dict[str, dict[str, Any]] = {
     "50%": {"share": 0.5},
     "35%": {"share": 0.35},
 }
+# Of the largest model, in place of those: full fine-tuning on a small card.
+FULL_TUNING: dict[str, dict[str, Any]] = {
+    "state in host memory": WRAPPED["state in host memory"],
+    "16 GB": {"budget_bytes": 16 * 10**9, "mode": "aggressive", "state": "memory"},
+    "8 GB": {"budget_bytes": 8 * 10**9, "mode": "aggressive", "state": "memory"},
+}
 OTHERS = ("HF checkpointing", "save_on_cpu", "TRL offload")
 COMPILED = "memory budget under compile"  # for one model only: compiling takes most of a minute
 # Goals: errors of predicted peaks, and the step time with offload over the unmodified step's.
@@ -48,6 +57,7 @@ LIMIT_S = 540
 LARGE_SHARE = 0.5  # of the time, for the large model
 DIGEST_PIECE, SMALL_DIGEST_PIECE = 1 << 20, 1 << 14  # numbers that are hashed at a time: 24 MB of temporaries
 COPY_BYTES, SMALL_COPY_BYTES = 256 << 20, 1 << 20
+TRACEBACK_CHARACTERS = 3000
 
 
 # ---- one run ----------------------------------------------------------------------------------------------------
@@ -75,18 +85,19 @@ def other_way(name: str, model: Any) -> Any:
     return contextlib.nullcontext()
 
 
-def digest_of(model: Any) -> str:
-    """The gradients' bits, as one text. Hashed on the device: copying and hashing gigabytes on the host takes minutes.
+def digest_of(tensors: list[Any]) -> str:
+    """The tensors' bits, as one text. Hashed on the device: copying and hashing gigabytes on the host takes minutes.
     Integers are multiplied and added modulo 2**64, so the order of a sum doesn't matter."""
     import torch
 
     integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    gradients = [parameter.grad.detach() for parameter in model.parameters() if parameter.grad is not None]
-    device, most = gradients[0].device, max(gradient.numel() for gradient in gradients)
+    if not tensors:
+        return ""
+    device, most = tensors[0].device, max(tensor.numel() for tensor in tensors)
     digest = torch.zeros((), dtype=torch.int64, device=device)
     place = torch.arange(min(most, DIGEST_PIECE), device=device) * 0x2545F4914F6CDD1D
-    for gradient in gradients:
-        for piece in gradient.flatten().view(integers[gradient.itemsize]).split(DIGEST_PIECE):
+    for tensor in tensors:
+        for piece in tensor.detach().flatten().view(integers[tensor.itemsize]).split(DIGEST_PIECE):
             mixed = (piece ^ place[: piece.numel()]) * 0x369DEA0F31A53F85
             digest = digest * 0x5851F42D4C957F2D + (mixed ^ (mixed >> 29)).sum()
     return f"{digest.item() % (1 << 64):016x}"
@@ -120,12 +131,12 @@ def train(model: Any, batch: dict[str, Any], variant: str, plain_peak_bytes: int
     """Trains a few steps; returns digests of the gradients, peaks, step time and the plan's prediction."""
     import torch
 
-    settings = dict(WRAPPED.get(variant, {}))
+    settings = dict((WRAPPED | FULL_TUNING).get(variant, {}))
     share = settings.pop("share", None)
-    budget_bytes = None if share is None else int(share * plain_peak_bytes)
+    budget_bytes = settings.pop("budget_bytes", None if share is None else int(share * plain_peak_bytes))
     context = other_way(variant, model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    if variant in WRAPPED:
+    if variant in WRAPPED | FULL_TUNING:
         import memscale
 
         state = settings.pop("state", None)
@@ -157,13 +168,14 @@ def train(model: Any, batch: dict[str, Any], variant: str, plain_peak_bytes: int
         step()
         torch.cuda.synchronize()
         seconds = time.perf_counter() - begun
-        digests.append(digest_of(model))
+        digests.append(digest_of([p.grad for p in model.parameters() if p.grad is not None]))
         begun = time.perf_counter()
         optimizer.step()
         optimizer.zero_grad()
         torch.cuda.synchronize()
         times.append(seconds + time.perf_counter() - begun)
     peaks.append(torch.cuda.max_memory_allocated())
+    digests.append(digest_of(list(model.parameters())))
     run = {
         "digests": digests,
         "peak_bytes": max(peaks),
@@ -172,7 +184,7 @@ def train(model: Any, batch: dict[str, Any], variant: str, plain_peak_bytes: int
         "step_s": statistics.median(times[WARM_STEPS:]),
         "budget_bytes": budget_bytes,
     }
-    if variant in WRAPPED:
+    if variant in WRAPPED | FULL_TUNING:
         executor = model._memscale_executor
         run["predicted_bytes"] = executor.plan.predicted_peak_bytes if executor.plan is not None else None
         run["counters"] = dict(executor.counters())
@@ -184,15 +196,18 @@ def train(model: Any, batch: dict[str, Any], variant: str, plain_peak_bytes: int
     return run
 
 
-def variants_of(name: str) -> list[str]:
-    """The variants of a model. torch rounds pinned memory up to powers of two: of the large model's saved tensors it
-    would take more than most hosts have."""
+def variants_of(name: str, chosen: list[str]) -> list[str]:
+    """The variants of a model, or the chosen ones of them and the unmodified run. torch rounds pinned memory up to
+    powers of two: of the large model's saved tensors it would take more than most hosts have."""
     others = OTHERS[:1] if name == models.LARGE else OTHERS
-    return ["unmodified", "unmodified again", *WRAPPED, *others, *([COMPILED] if name == models.NAMES[0] else [])]
+    if name == models.LARGEST:
+        return ["unmodified", *FULL_TUNING]
+    every = ["unmodified", "unmodified again", *WRAPPED, *others, *([COMPILED] if name == models.NAMES[0] else [])]
+    return [variant for variant in every if not chosen or variant in ("unmodified", *chosen)]
 
 
-def runs_of(name: str, is_small: bool, tell: Any) -> None:
-    """Trains a model in every variant and tells each result at once. A variant that fails doesn't stop the others."""
+def runs_of(name: str, is_small: bool, chosen: list[str], tell: Any) -> None:
+    """Trains a model in every variant (or the chosen ones) and tells each result at once. A variant that fails doesn't stop the others."""
     import copy
     import gc
 
@@ -201,14 +216,17 @@ def runs_of(name: str, is_small: bool, tell: Any) -> None:
     global DIGEST_PIECE
     if is_small:
         DIGEST_PIECE = SMALL_DIGEST_PIECE  # of a small model's peak, the temporaries would be most
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    # With warn_only, attention would take faster algorithms whose bits differ from run to run.
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
     made, batch = models.make(name, is_small)  # on the host: random weights of a large model take seconds
     plain: dict[str, Any] = {}
-    for variant in variants_of(name):
+    for variant in variants_of(name, chosen):
         try:
             run = train(copy.deepcopy(made).cuda(), batch, variant, plain.get("peak_bytes", 0))
         except Exception as error:
             run = {"error": f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"[:300]}
+            run["traceback"] = traceback.format_exc()[-TRACEBACK_CHARACTERS:]
         tell({"model": name, "variant": variant, "run": run})
         gc.collect()
         torch.cuda.empty_cache()
@@ -304,13 +322,16 @@ def child(arguments: list[str], left_s: float) -> list[dict[str, Any]]:
     """Runs this file in a process of its own for `left_s` at most; returns what it told, its error at the end."""
     with tempfile.NamedTemporaryFile("r") as told:
         command = [sys.executable, os.path.abspath(__file__), "--child", told.name, *arguments]
+        failure: dict[str, Any] | None = None
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=max(left_s, 1))
-            failure = (done.stderr.strip().splitlines() or ["no message"])[-1] if done.returncode != 0 else None
+            if done.returncode != 0:
+                last_line = (done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[-1]
+                failure = {"error": last_line, "traceback": done.stderr[-TRACEBACK_CHARACTERS:]}
         except subprocess.TimeoutExpired:
-            failure = "not run: the time is over"
+            failure = {"error": "not run: the time is over"}
         answers: list[dict[str, Any]] = [json.loads(line) for line in told.read().splitlines()]
-    return answers if failure is None else [*answers, {"error": failure}]
+    return answers if failure is None else [*answers, failure]
 
 
 def answer(place: str, arguments: list[str]) -> None:
@@ -321,7 +342,7 @@ def answer(place: str, arguments: list[str]) -> None:
             file.write(json.dumps(what) + "\n")
 
     if arguments[0] == "train":
-        runs_of(arguments[1], arguments[2] == "small", tell)
+        runs_of(arguments[1], arguments[2] == "small", [run for run in arguments[3].split(",") if run], tell)
     else:
         measure_part = {"copies": copy_rates, "engine": engine_rates, "rates": measured_rates}[arguments[0]]
         tell(measure_part(SMALL_COPY_BYTES if arguments[1] == "small" else COPY_BYTES))
@@ -333,10 +354,11 @@ def compared(answers: list[dict[str, Any]]) -> dict[str, Any]:
     plain = runs.get("unmodified", {})
     for variant, run in runs.items():
         if "error" not in run and "error" not in plain and variant != "unmodified":
-            run["same"] = run["digests"] == plain["digests"]
+            pairs = zip(run["digests"], plain["digests"], strict=True)
+            run["same"] = all(mine in ("", theirs) for mine, theirs in pairs)  # "": its gradients were released
             run["step_ratio"] = run["step_s"] / plain["step_s"]
     if answers and "error" in answers[-1]:
-        runs["the rest"] = {"error": answers[-1]["error"]}
+        runs["the rest"] = answers[-1]
     return runs
 
 
@@ -354,7 +376,7 @@ def misses_of(name: str, runs: dict[str, Any]) -> list[str]:
     repeats = runs.get("unmodified again", {}).get("same", True)
     for variant, run in runs.items():
         where = f"{name}, {variant}"
-        if variant not in WRAPPED and variant not in ("unmodified", "the rest"):
+        if variant not in WRAPPED | FULL_TUNING and variant not in ("unmodified", "the rest"):
             continue
         if "error" in run:
             missed += [] if "BudgetInfeasibleError" in run["error"] else [f"{where}: {run['error']}"]
@@ -421,7 +443,7 @@ def page(found: dict[str, Any]) -> str:
     return "\n".join(lines + [f"- {line}" for line in found["missed"]]).rstrip() + "\n"
 
 
-def measure(names: list[str], is_small: bool, limit_s: float) -> dict[str, Any]:
+def measure(names: list[str], is_small: bool, runs: str, limit_s: float) -> dict[str, Any]:
     """Makes all measurements, within about `limit_s`."""
     import importlib.metadata
 
@@ -436,7 +458,7 @@ def measure(names: list[str], is_small: bool, limit_s: float) -> dict[str, Any]:
     found = {}
     for name in names:
         share = LARGE_SHARE if name == models.LARGE and len(names) > 1 else 1.0
-        found[name] = compared(child(["train", name, size], share * (ends - time.monotonic())))
+        found[name] = compared(child(["train", name, size, runs], share * (ends - time.monotonic())))
     missed = [f"{part}: {told['error']}" for part, told in parts.items() if "error" in told] + missed_goals(found)
     return {
         "gpu": torch.cuda.get_device_name(0),
@@ -455,9 +477,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("results")
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--models", default=",".join([models.LARGE, *models.NAMES]))
+    parser.add_argument("--runs", default="", help="only these runs, and the unmodified one (default: all)")
     parser.add_argument("--limit", type=float, default=LIMIT_S)
     given = parser.parse_args(arguments)
-    found = measure(given.models.split(","), given.small, given.limit)
+    found = measure(given.models.split(","), given.small, given.runs, given.limit)
     text = page(found)
     for ending, content in ((".json", json.dumps(found, indent=1) + "\n"), (".md", text)):
         with open(given.results + ending, "w", encoding="utf-8") as file:

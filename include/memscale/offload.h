@@ -5,8 +5,8 @@
  * Every transfer has a ticket. Worker threads move the bytes; nothing here knows of
  * tensors, plans or Python.
  *
- * Promises: a fetch either delivers the stored bytes (XXH3 checked) or fails; every
- * completion is checked; short transfers are resumed; memory is bounded by the slab; no
+ * Promises: a fetch either delivers the stored bytes or fails (XXH3 checked, but for a GPU's
+ * bytes that stayed in host memory); every completion is checked; short transfers are resumed; memory is bounded by the slab; no
  * call waits longer than `timeout_ns`; nothing stays on disk, however the process ends.
  * Progress never depends on the caller: every accepted transfer ends without another call.
  *

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -79,7 +80,7 @@ class Kind:
         out_of_memory: whether an exception says that an allocation of this kind failed.
         pin: pins pages of host memory, from an address on, for copies at the link's full rate; returns whether the
             driver did.
-        unpin: ends that, given the same address.
+        unpin: ends that, given the same address; returns whether it was pinned.
         module: torch's module for the kind.
     """
 
@@ -104,7 +105,7 @@ class Kind:
     empty_cache: Callable[[], None]
     out_of_memory: Callable[[BaseException], bool]
     pin: Callable[[int, int], bool]
-    unpin: Callable[[int], None]
+    unpin: Callable[[int], bool]
     module: Callable[[], Any]
 
 
@@ -153,7 +154,7 @@ def _host(row: dict[str, Any]) -> Kind:
         empty_cache=lambda: None,
         out_of_memory=_host_memory_ran_out,
         pin=lambda _, __: False,
-        unpin=lambda _: None,
+        unpin=lambda _: False,
         module=_torch,
     )
 
@@ -186,10 +187,22 @@ def _accelerator(row: dict[str, Any]) -> Kind:
         synchronize=lambda: module().synchronize(),
         empty_cache=lambda: module().empty_cache(),
         out_of_memory=lambda error: isinstance(error, _torch().OutOfMemoryError),
-        pin=lambda address, size_bytes: int(module().cudart().cudaHostRegister(address, size_bytes, 0)) == 0,
-        unpin=lambda address: module().cudart().cudaHostUnregister(address),
+        pin=lambda address, size_bytes: _succeeds(
+            row["name"], module().cudart().cudaHostRegister(address, size_bytes, 0)
+        ),
+        unpin=lambda address: _succeeds(row["name"], module().cudart().cudaHostUnregister(address)),
         module=module,
     )
+
+
+def _succeeds(kind_name: str, result: Any) -> bool:
+    """Whether a call of the runtime succeeded. The runtime keeps a failure and reports it again at the next launch of a
+    kernel, by then somebody else's; so one is launched here."""
+    if int(result) == 0:
+        return True
+    with suppress(RuntimeError):
+        _torch().zeros(1, device=kind_name)
+    return False
 
 
 def _identity(module: Any, device: torch.device) -> str:

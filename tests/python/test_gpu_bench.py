@@ -54,7 +54,7 @@ def test_a_digest_tells_every_bit_and_place_of_the_gradients():
         for parameter in model.parameters():
             parameter.grad = torch.randn(parameter.shape, generator=draw).to(dtype)
         change([parameter.grad for parameter in model.parameters()])
-        return bench.digest_of(model)
+        return bench.digest_of([parameter.grad for parameter in model.parameters()])
 
     def flip_last_bit(gradients: Any) -> None:
         gradients[2].view(torch.int32)[29, 29] ^= 1

@@ -108,6 +108,7 @@ def test_wrap_traces_plans_and_trains_with_the_same_bits(name, switches, moves, 
     assert hook_tables(case.model) == before
 
 
+@pytest.mark.double
 def test_a_budget_is_kept_and_the_bits_with_it(double):
     def train_steps(budget_gb):
         torch.manual_seed(0)
@@ -201,6 +202,44 @@ class TwoBranches(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.here(x) + self.there(x.to("cuda:1")).to("cuda:0")
+
+
+class UnsetSeed(torch.autograd.Function):
+    """Saves a seed as attention does on a GPU: a scalar on the host that is set only if elements are dropped."""
+
+    count = 0
+
+    @staticmethod
+    def forward(ctx, x):
+        UnsetSeed.count += 1
+        ctx.save_for_backward(x, torch.tensor(UnsetSeed.count))
+        return x.square()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * gradient * ctx.saved_tensors[0]
+
+
+class WithUnsetSeed(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(32, 32)
+
+    def forward(self, x):
+        return x + UnsetSeed.apply(self.linear(x))
+
+
+def test_a_seed_that_nothing_set_is_not_compared(tmp_path):
+    model, x = torch.nn.Sequential(*[WithUnsetSeed() for _ in range(3)]).to("cuda"), torch.randn(16, 32, device="cuda")
+    executor = Executor(model, disk_dir=str(tmp_path))
+    executor.attach()
+    try:
+        executor.apply(plan_for(model, "recompute"))
+        for _ in range(3):
+            model(x).square().mean().backward()
+        assert executor.counters()["recomputed_layers"] == 9
+    finally:
+        executor.detach()
 
 
 @pytest.mark.parametrize("technique", ["recompute", "offload_host"])

@@ -31,6 +31,7 @@ REFUSALS = [
 ]
 
 
+@pytest.mark.double
 @pytest.mark.parametrize(("call", "result"), REFUSALS)
 def test_a_driver_that_refuses_to_open_is_named(double, tmp_path, call, result):
     case, twin = twins_on("mlp")
@@ -74,6 +75,7 @@ UNUSABLE = [
 ]
 
 
+@pytest.mark.double
 @pytest.mark.parametrize(("call", "result", "why"), UNUSABLE)
 def test_a_driver_that_gives_no_device_is_told_and_nothing_is_moved(double, caplog, call, result, why):
     double.fail(call, 0, result)
@@ -83,6 +85,7 @@ def test_a_driver_that_gives_no_device_is_told_and_nothing_is_moved(double, capl
     assert executor.counters()["offloaded_bytes"] == 0 and executor.counters()["recomputed_layers"] > 0
 
 
+@pytest.mark.double
 def test_a_missing_driver_is_told_at_wrap():
     done = run_alone(
         """

@@ -98,6 +98,7 @@ def steps_of(model: torch.nn.Module) -> list[torch.Tensor]:
     return seen
 
 
+@pytest.mark.double
 def test_a_plan_uses_the_exact_head_under_a_budget_and_keeps_it():
     """The head alone brings the step below its budget."""
     plain = Head().to("cuda")
@@ -122,6 +123,7 @@ def test_a_plan_uses_the_exact_head_under_a_budget_and_keeps_it():
         memscale.detach(model)
 
 
+@pytest.mark.double
 def test_a_plan_uses_the_chunked_head_if_allowed():
     plain = Head().to("cuda")
     expected = steps_of(plain)
@@ -154,6 +156,7 @@ def test_models_train_with_the_same_bits(name):
         memscale.detach(case.model)
 
 
+@pytest.mark.double
 def test_a_wrong_label_fails_as_torchs_does():
     case = case_on("mlp")  # the device is in use
     del case

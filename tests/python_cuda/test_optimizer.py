@@ -4,8 +4,10 @@ the user's choice and by a plan's."""
 from __future__ import annotations
 
 import copy
+import ctypes
 import gc
 import io
+import mmap
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from torch import nn
 
 import memscale
 from memscale import _core
+from memscale.device import kind_of
 from memscale.errors import IntegrationError
 from memscale.optim import AdamW
 
@@ -199,17 +202,29 @@ def test_without_pinned_memory_the_bits_are_the_same(double):
     assert_equal((plain, reference), (model, optimizer))
 
 
+def test_memory_that_cannot_be_pinned_fails_no_later_kernel():
+    """The runtime reports a failed call again at the next launch, if nobody has asked for it."""
+    pages = mmap.mmap(-1, 1 << 16)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+    kind = kind_of(torch.device("cuda"))
+    assert kind.pin(address, len(pages)) and not kind.pin(address, len(pages))
+    assert (torch.ones(3, device="cuda") + 1).sum().item() == 6
+    assert kind.unpin(address) and not kind.unpin(address)
+    assert (torch.ones(3, device="cuda") + 1).sum().item() == 6
+
+
 def test_pinned_memory_is_given_back():
     model = model_of()
     optimizer = AdamW(model.parameters(), state="host")
     train(model, optimizer, 1)
     host = optimizer._place.host
     moment = host._moments[model[0][0].weight][0]
-    address, cudart = moment.data_ptr(), torch.cuda.cudart()
-    assert cudart.cudaHostRegister(address, moment.nbytes, 0) != 0  # it is registered already
+    address = moment.data_ptr()
+    kind = kind_of(torch.device("cuda"))
+    assert not kind.pin(address, moment.nbytes)  # it is registered already
     del moment, host, optimizer
     gc.collect()
-    assert cudart.cudaHostUnregister(address) != 0  # it isn't any more
+    assert not kind.unpin(address)  # it isn't any more
 
 
 def test_a_card_without_room_for_the_buffers_leaves_the_step_to_be_repeated():
@@ -330,6 +345,7 @@ def expected():
     return four, values_of(plain, reference), peak
 
 
+@pytest.mark.double
 def test_a_plan_moves_state_to_host_memory_and_detach_takes_it_back(expected):
     four, five, unmodified = expected
     base = 2 * 64 * MB  # parameters and gradients stay

@@ -262,6 +262,7 @@ def test_without_pinned_memory_it_trains_alike(double, tmp_path):
         executor.detach()
 
 
+@pytest.mark.double
 @pytest.mark.breaks_rules  # destroys streams that still hold work of a lost device
 def test_a_device_that_is_lost_ends_the_step_with_an_error():
     done = run_alone(
@@ -302,6 +303,7 @@ def test_a_model_may_move_to_the_device_after_wrap():
         memscale.detach(model)
 
 
+@pytest.mark.double
 def test_recomputation_needs_no_driver():
     done = run_alone(
         """
@@ -319,6 +321,7 @@ def test_recomputation_needs_no_driver():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.double
 def test_a_script_that_ends_right_after_a_backward_ends_with_status_0():
     """Autograd's thread now and then drops what was queued only after backward() has returned, on one CPU in a tenth of
     the steps. The interpreter ends while it does so: the thread sleeps in the end of what the user queued, which comes
@@ -360,6 +363,7 @@ def test_a_script_that_ends_right_after_a_backward_ends_with_status_0():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.double
 def test_rocms_driver_moves_what_cudas_does():
     done = run_alone(
         """
@@ -386,6 +390,7 @@ def test_rocms_driver_moves_what_cudas_does():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.double
 @pytest.mark.parametrize("device", ["xpu", "mps"])
 def test_other_accelerators_are_refused_by_name(device):
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -424,6 +429,7 @@ def test_is_tracing_is_true_in_a_traced_backward(tmp_path):
     assert seen.read_text() == "True"
 
 
+@pytest.mark.double
 @pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
 def test_the_doctor_knows_both_names_of_the_allocators_settings(name):
     program = memscale.__path__[0].split("/lib/")[0] + "/bin/memscale"
@@ -433,6 +439,7 @@ def test_the_doctor_knows_both_names_of_the_allocators_settings(name):
     assert name in done.stdout, done.stdout
 
 
+@pytest.mark.double
 def test_a_plugins_device_is_refused_by_its_name():
     done = run_alone(
         """
@@ -507,6 +514,7 @@ def test_a_capture_is_refused_by_name(monkeypatch):
         memscale.detach(model)
 
 
+@pytest.mark.double
 def test_a_step_that_ran_out_of_memory_runs_again():
     gc.collect()
     torch.cuda.empty_cache()

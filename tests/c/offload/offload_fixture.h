@@ -25,6 +25,12 @@ typedef struct backend_case {
 /* The backend that the tests run on now. */
 extern const backend_case *tested;
 
+/* A GPU's bytes in host memory are not hashed. */
+static inline bool is_hashed(void)
+{
+    return !tested->from_device || tested->tier == MS_TIER_DISK;
+}
+
 /* A fresh directory on disk for all files of the tests. */
 extern char spill_dir[4096];
 

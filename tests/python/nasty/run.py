@@ -1,4 +1,4 @@
-"""Runs the nasty cases and prints the outcome of each. `python run.py [--case PART] [--config NAME]`.
+"""Runs the nasty cases and prints the outcome of each. `python run.py [--case PART] [--config NAME] [--device cuda]`.
 
 Trains each case twice unwrapped and checks that the two runs agree. Then trains it wrapped in five configurations and
 compares each with the unwrapped run. An outcome is one of
@@ -147,6 +147,8 @@ def train(subject: Subject) -> Iterator[Any]:
         for name, value in [*subject.model.named_parameters(), *subject.model.named_buffers()]:
             yield f"value {step} {name}", value.detach().clone()
         yield f"random {step}", torch.get_rng_state()
+        if torch.cuda.is_initialized():
+            yield f"random of CUDA {step}", torch.cuda.get_rng_state()
         yield f"random of Python {step}", hash(random.getstate())
         yield f"random of NumPy {step}", numpy.random.get_state()[1].tolist()
         if subject.watch is not None:
@@ -157,13 +159,24 @@ def collected(subject: Subject) -> Run:
     """Everything that a run has yielded, and the error that ended it, if any."""
     run = Run([])
     try:
-        for item in train(subject):
-            run.found.append(item)
+        for name, value in train(subject):
+            run.found.append((name, on_host(value)))
     except Exception as error:
         run.error, run.error_kind, run.is_ours = str(error), type(error).__name__, isinstance(error, MemScaleError)
         place = traceback.extract_tb(error.__traceback__)[-1]
         run.error += f" ({pathlib.Path(place.filename).name}:{place.lineno})"
     return run
+
+
+def on_host(value: Any) -> Any:
+    """The value with its tensors copied to the host, since the parent that reads it must not use a GPU: it forks."""
+    if isinstance(value, torch.Tensor):
+        return value.cpu()
+    if isinstance(value, dict):
+        return {key: on_host(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [on_host(item) for item in value]
+    return value
 
 
 def same(a: Any, b: Any) -> bool:
@@ -181,16 +194,21 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def made(case: Case) -> Subject:
+def made(case: Case, device: str) -> Subject:
     torch.manual_seed(1)
     random.seed(1)
     numpy.random.seed(1)
-    return case.make()
+    subject = case.make()
+    if device != "cpu":
+        subject.model.to(device)
+        batch = subject.batch
+        subject.batch = lambda step: batch(step).to(device)
+    return subject
 
 
-def plain(case: Case) -> Run:
+def plain(case: Case, device: str) -> Run:
     def make() -> Run:
-        run = collected(made(case))
+        run = collected(made(case, device))
         run.left = ambient()
         return run
 
@@ -237,7 +255,7 @@ def _listening() -> Iterator[list[str]]:
         logger.removeHandler(handler)
 
 
-def judge(case: Case, configuration: str, expected: Run, **fields: Any) -> Outcome:
+def judge(case: Case, configuration: str, expected: Run, device: str = "cpu", **fields: Any) -> Outcome:
     """Runs one case in one configuration and compares it with the plain run."""
     config = Config(
         mode=OptimizationMode.AGGRESSIVE,
@@ -249,7 +267,7 @@ def judge(case: Case, configuration: str, expected: Run, **fields: Any) -> Outco
 
     def make() -> Run:
         with planned_with(CONFIGURATIONS[configuration]), _listening() as heard:
-            subject = made(case)
+            subject = made(case, device)
             try:
                 memscale.wrap(subject.model, config)
             except MemScaleError as error:
@@ -285,18 +303,21 @@ def _told(heard: list[str]) -> str:
     return "" if not heard else f" (told: {heard[0][:160]})"
 
 
-def all_of(case: Case, configurations: list[str]) -> dict[str, Outcome]:
-    first, second = plain(case), plain(case)
+def all_of(case: Case, configurations: list[str], device: str) -> dict[str, Outcome]:
+    first, second = plain(case, device), plain(case, device)
     if first.error_kind:
         return dict.fromkeys(configurations, Outcome("fails unwrapped", f"{first.error_kind} {first.error}"))
     differ = [name for (name, a), (_, b) in zip(first.found, second.found, strict=True) if not same(a, b)]
     if differ:
         return dict.fromkeys(configurations, Outcome("differs from itself", differ[0]))
-    return {configuration: judge(case, configuration, first) for configuration in configurations}
+    return {configuration: judge(case, configuration, first, device) for configuration in configurations}
 
 
 def _load() -> None:
-    """Wraps and trains a small model, so that every module is imported before children are forked."""
+    """Imports every module before children are forked, by training a small wrapped model. Does nothing if torch has
+    CUDA: its first backward starts threads that children would lack."""
+    if torch.backends.cuda.is_built():
+        return
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
     memscale.wrap(model, Config(force_optimize=True, enable_logging=False))
     for _ in range(3):
@@ -310,6 +331,7 @@ def main() -> int:
     parser.add_argument("--config", choices=list(CONFIGURATIONS), help="only this configuration")
     parser.add_argument("--every", type=int, default=1, help="only every n-th case")
     parser.add_argument("--first", type=int, default=0, help="number of the first case, from 0")
+    parser.add_argument("--device", default="cpu", help="the model and its batches are moved there (default: cpu)")
     parser.add_argument("--output", type=pathlib.Path, help="file to write the list of outcomes to")
     options = parser.parse_args()
     logging.getLogger("memscale").propagate = False
@@ -322,7 +344,7 @@ def main() -> int:
     totals: collections.Counter[str] = collections.Counter()
     lines: list[str] = []
     for case in chosen:
-        for configuration, outcome in all_of(case, configurations).items():
+        for configuration, outcome in all_of(case, configurations, options.device).items():
             totals[outcome.word] += 1
             if outcome.word != "exact":
                 lines.append(f"{outcome.word:9} {case!s:70} {configuration:10} {outcome.detail}")

@@ -26,7 +26,7 @@ def floats(seed: int, *shape: int) -> torch.Tensor:
 
 def mean_loss(output: Any) -> torch.Tensor:
     """A loss that weights every element differently."""
-    weights = torch.linspace(0.5, 1.5, output.numel(), dtype=torch.float32).view(output.shape)
+    weights = torch.linspace(0.5, 1.5, output.numel(), dtype=torch.float32, device=output.device).view(output.shape)
     return (output.float() * weights).mean()
 
 

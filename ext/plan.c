@@ -116,91 +116,7 @@ static PyObject *plan_explain(PyObject *module, PyObject *args)
     return text;
 }
 
-/* ---- observation ------------------------------------------------------------------- */
-
-/* Reads a number; absent or None is MS_UNSET. */
-static int read_number(PyObject *dict, const char *name, uint64_t *out)
-{
-    PyObject *key = PyUnicode_FromString(name);
-    PyObject *value = key != NULL ? PyDict_GetItemWithError(dict, key) : NULL;
-    Py_XDECREF(key);
-    if (value == NULL || value == Py_None) {
-        *out = MS_UNSET;
-        return PyErr_Occurred() ? -1 : 0;
-    }
-    return ms_ext_u64(value, name, out);
-}
-
-/* Reads a flag; absent or None is false. */
-static int read_flag(PyObject *dict, const char *name, bool *out)
-{
-    PyObject *key = PyUnicode_FromString(name);
-    PyObject *value = key != NULL ? PyDict_GetItemWithError(dict, key) : NULL;
-    Py_XDECREF(key);
-    int truth = value == NULL ? 0 : PyObject_IsTrue(value);
-    *out = truth > 0;
-    return truth < 0 || PyErr_Occurred() ? -1 : 0;
-}
-
-static int read_observation(PyObject *dict, ms_observation *seen)
-{
-    uint64_t step, plan_steps, time_lag;
-    if (!PyDict_Check(dict)) {
-        PyErr_SetString(PyExc_TypeError, "plan_observe: the observation must be a dict");
-        return -1;
-    }
-    if (read_number(dict, "peak_bytes", &seen->peak_bytes) != 0 ||
-        read_number(dict, "peak_held_bytes", &seen->peak_held_bytes) != 0 ||
-        read_number(dict, "baseline_held_bytes", &seen->baseline_held_bytes) != 0 ||
-        read_number(dict, "resident_bytes", &seen->resident_bytes) != 0 ||
-        read_number(dict, "held_bytes", &seen->held_bytes) != 0 || read_number(dict, "step_ns", &seen->step_ns) != 0 ||
-        read_number(dict, "optimizer_state_bytes", &seen->optimizer_state_bytes) != 0 ||
-        read_flag(dict, "outputs_held", &seen->outputs_held) != 0 ||
-        read_flag(dict, "gradients_live_in_forward", &seen->gradients_live_in_forward) != 0 ||
-        read_flag(dict, "gradients_cleared", &seen->gradients_cleared) != 0 ||
-        read_flag(dict, "loop_seen", &seen->loop_seen) != 0 ||
-        read_flag(dict, "gradients_released", &seen->gradients_released) != 0 ||
-        read_flag(dict, "gradients_needed", &seen->gradients_needed) != 0 ||
-        read_flag(dict, "smaller_inputs", &seen->smaller_inputs) != 0 ||
-        read_flag(dict, "keeps_reserve", &seen->keeps_reserve) != 0 ||
-        read_flag(dict, "replan_refused", &seen->replan_refused) != 0 ||
-        read_number(dict, "plans", &seen->plans) != 0 || read_number(dict, "step", &step) != 0 ||
-        read_number(dict, "plan_steps", &plan_steps) != 0 || read_number(dict, "time_lag", &time_lag) != 0) {
-        return -1;
-    }
-    seen->step = step > UINT32_MAX ? UINT32_MAX : (uint32_t)step;
-    seen->plan_steps = plan_steps > UINT32_MAX ? UINT32_MAX : (uint32_t)plan_steps;
-    seen->time_lag = time_lag > UINT32_MAX ? 0 : (uint32_t)time_lag;
-    return 0;
-}
-
-static PyObject *plan_observe(PyObject *module, PyObject *args)
-{
-    (void)module;
-    const char *graph, *hardware, *config, *plan;
-    PyObject *dict;
-    ms_observation seen;
-    if (!PyArg_ParseTuple(args, "ssssO:plan_observe", &graph, &hardware, &config, &plan, &dict) ||
-        read_observation(dict, &seen) != 0) {
-        return NULL;
-    }
-    ms_ext_documents d = {0};
-    ms_error err;
-    ms_drift drift = MS_DRIFT_NONE;
-    char *line = NULL;
-    PyObject *answer = NULL;
-    int rc = ms_ext_documents_parse(&d, graph, hardware, config, plan, &err);
-    if (rc == MS_OK) {
-        rc = ms_pipeline_observe(d.graph, d.hardware, &d.config, d.plan, &seen, &drift, &line, &err);
-    }
-    if (ms_ext_check(rc, &err) == 0) {
-        answer = Py_BuildValue(
-            "(sNNNi)", ms_drift_name(drift), ms_ext_take_text(line), ms_ext_take_text(ms_graph_to_json(d.graph)),
-            ms_ext_take_text(ms_hardware_to_json(d.hardware)), (int)ms_pipeline_overrun(d.plan, &seen));
-    }
-    ms_ext_documents_free(&d);
-    return answer;
-}
+/* ---- after a step ------------------------------------------------------------------- */
 
 static PyObject *plan_for_optimizer(PyObject *module, PyObject *args)
 {
@@ -452,11 +368,6 @@ static PyMethodDef methods[] = {
                     "One line before the plan is known: machine, budget, and what mode and flags allow."),
     MS_EXT_FUNCTION("plan_explain", plan_explain, METH_VARARGS, "plan, entry, /", "(str, int) -> str",
                     "The reasons for an entry; entry -1 is the whole plan."),
-    MS_EXT_FUNCTION(
-        "plan_observe", plan_observe, METH_VARARGS, "graph, hardware, config, plan, observation, /",
-        "(str, str, str, str, dict[str, Any]) -> tuple[str, str, str, str, int]",
-        "Compares a finished step with the plan: the kind of drift, a log line, the corrected graph and hardware, and "
-        "0 if the step kept the budget, 1 if not, 2 if it exceeded it by more than 1%."),
     MS_EXT_FUNCTION(
         "plan_for_optimizer", plan_for_optimizer, METH_VARARGS, "plan, config, /",
         "(str | None, str) -> tuple[bool, bool, bool]",

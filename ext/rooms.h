@@ -21,7 +21,9 @@
     X(hostmem) \
     X(loss) \
     X(measured) \
+    X(modules) \
     X(observability) \
+    X(observe) \
     X(optimizer) \
     X(optimizer_stream) \
     X(plan) \

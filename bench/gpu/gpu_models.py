@@ -50,9 +50,11 @@ def _gpt2(tf: Any, is_small: bool, **sizes: int) -> Any:
     return tf.GPT2LMHeadModel(tf.GPT2Config(bos_token_id=0, eos_token_id=0, **(small if is_small else sizes)))
 
 
-def _encoder(tf: Any, name: str, is_small: bool) -> Any:
+def _encoder(tf: Any, name: str, is_small: bool, positions: int = 512) -> Any:
     small = {"hidden_size": 64, "num_hidden_layers": SMALL_LAYERS, "num_attention_heads": 2, "intermediate_size": 128}
-    return getattr(tf, f"{name}ForMaskedLM")(getattr(tf, f"{name}Config")(**(small if is_small else {})))
+    return getattr(tf, f"{name}ForMaskedLM")(
+        getattr(tf, f"{name}Config")(max_position_embeddings=positions, **(small if is_small else {}))
+    )
 
 
 def _decoder(tf: Any, name: str, is_small: bool, **more: int) -> Any:
@@ -94,22 +96,38 @@ def _resnet(tf: Any, is_small: bool) -> Any:
 def make(name: str, is_small: bool) -> tuple[Any, dict[str, Any]]:
     """Makes a model, on the host, and its batch on the GPU. `is_small`: tiny ones, to try the program out."""
     import torch
-    import transformers as tf
 
     torch.manual_seed(1)
     batch = _pictures(is_small) if name in ("vit", "resnet") else _text(is_small)
+    if name == LARGE:
+        batch = _text(is_small, 8 if _is_large() else 4, 1024)
+    elif name == LARGEST:
+        batch = _text(is_small, 4, 1024)
+    with torch.device("cuda"):  # random numbers for a large model take the host half a minute
+        model = _model(name, is_small)
+    return model.cpu().train(), batch
+
+
+def _is_large() -> bool:
+    import torch
+
+    return torch.cuda.get_device_properties(0).total_memory >= LARGE_LEAST_BYTES
+
+
+def _model(name: str, is_small: bool) -> Any:
+    import transformers as tf
+
     if name == "gpt2":
         model = _gpt2(tf, is_small)
     elif name == LARGE:
-        is_large = torch.cuda.get_device_properties(0).total_memory >= LARGE_LEAST_BYTES
-        sizes = {"n_embd": 1280, "n_layer": 36, "n_head": 20} if is_large else {"n_embd": 1024, "n_layer": 24}
-        model = _gpt2(tf, is_small, n_positions=1024, **sizes, **({} if is_large else {"n_head": 16}))
-        batch = _text(is_small, 8 if is_large else 4, 1024)
+        large = {"n_embd": 1280, "n_layer": 36, "n_head": 20}
+        sizes = large if _is_large() else {"n_embd": 1024, "n_layer": 24, "n_head": 16}
+        model = _gpt2(tf, is_small, n_positions=1024, **sizes)
     elif name == LARGEST:
         model = _gpt2(tf, is_small, n_positions=1024, n_embd=1600, n_layer=48, n_head=25)
-        batch = _text(is_small, 4, 1024)
     elif name in ("bert", "roberta"):
-        model = _encoder(tf, {"bert": "Bert", "roberta": "Roberta"}[name], is_small)
+        # RoBERTa numbers its positions from 2 on.
+        model = _encoder(tf, *(("Bert", is_small) if name == "bert" else ("Roberta", is_small, 514)))
     elif name == "distilbert":
         small = {"dim": 64, "n_layers": SMALL_LAYERS, "n_heads": 2, "hidden_dim": 128}
         model = tf.DistilBertForMaskedLM(tf.DistilBertConfig(**(small if is_small else {})))
@@ -123,4 +141,4 @@ def make(name: str, is_small: bool) -> tuple[Any, dict[str, Any]]:
         model = _decoder(tf, "GPTNeoX", is_small)
     else:
         model = {"t5": _t5, "bart": _bart, "vit": _vit, "resnet": _resnet}[name](tf, is_small)
-    return model.train(), batch
+    return model

@@ -103,28 +103,49 @@ def digest_of(tensors: list[Any]) -> str:
     return f"{digest.item() % (1 << 64):016x}"
 
 
+Spans = list[tuple[float, float]]
+
+
+def joined(spans: Spans) -> Spans:
+    """Spans of time in order, without gaps of no length and without overlaps."""
+    edges: Spans = []
+    for begun, ended in sorted(spans):
+        if edges and begun <= edges[-1][1]:
+            edges[-1] = (edges[-1][0], max(edges[-1][1], ended))
+        else:
+            edges.append((begun, ended))
+    return edges
+
+
+def share_beside(copies: Spans, kernels: Spans) -> float | None:
+    """The share of the time of some copy in which a kernel runs too; None without copies. A large model has 20,000 of
+    both, so each list is walked once."""
+    copies, kernels = joined(copies), joined(kernels)
+    total, beside, at = sum(ended - begun for begun, ended in copies), 0.0, 0
+    for begun, ended in copies:
+        while at < len(kernels) and kernels[at][1] <= begun:
+            at += 1
+        here = at
+        while here < len(kernels) and kernels[here][0] < ended:
+            beside += min(ended, kernels[here][1]) - max(begun, kernels[here][0])
+            here += 1
+    return beside / total if total > 0 else None
+
+
 def overlapped_share(step: Any) -> float | None:
     """The share of the copies' time that passes beside kernels in one step; None if the profiler shows no copy."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
         step()
         torch.cuda.synchronize()
-    on_device = [event for event in seen.events() if event.device_type == torch.autograd.DeviceType.CUDA]
-    spans: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
-    for event in on_device:
-        is_copy = "memcpy" in event.name.lower() and "dtod" not in event.name.lower()
-        spans[is_copy].append((event.time_range.start, event.time_range.end))
-    kernels, edges = sorted(spans[False]), []
-    for begun, ended in kernels:  # joined to spans without gaps or overlaps
-        if edges and begun <= edges[-1][1]:
-            edges[-1] = (edges[-1][0], max(edges[-1][1], ended))
-        else:
-            edges.append((begun, ended))
-    total = sum(ended - begun for begun, ended in spans[True])
-    beside = sum(max(0.0, min(e, b2) - max(b, a2)) for b, e in spans[True] for a2, b2 in edges)
-    return beside / total if total > 0 else None
+    spans: dict[bool, Spans] = {True: [], False: []}
+    for event in seen.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            is_copy = "memcpy" in event.name.lower() and "dtod" not in event.name.lower()
+            spans[is_copy].append((event.time_range.start, event.time_range.end))
+    return share_beside(spans[True], spans[False])
 
 
 def train(model: Any, batch: dict[str, Any], variant: str, plain_peak_bytes: int) -> dict[str, Any]:
@@ -207,7 +228,8 @@ def variants_of(name: str, chosen: list[str]) -> list[str]:
 
 
 def runs_of(name: str, is_small: bool, chosen: list[str], tell: Any) -> None:
-    """Trains a model in every variant (or the chosen ones) and tells each result at once. A variant that fails doesn't stop the others."""
+    """Trains a model in every variant (or the chosen ones) and tells each result at once. A variant that fails doesn't
+    stop the others."""
     import copy
     import gc
 
@@ -219,7 +241,7 @@ def runs_of(name: str, is_small: bool, chosen: list[str], tell: Any) -> None:
     # With warn_only, attention would take faster algorithms whose bits differ from run to run.
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False
-    made, batch = models.make(name, is_small)  # on the host: random weights of a large model take seconds
+    made, batch = models.make(name, is_small)
     plain: dict[str, Any] = {}
     for variant in variants_of(name, chosen):
         try:

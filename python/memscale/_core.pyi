@@ -658,6 +658,11 @@ def memory_beside_tensors() -> int:
 def memory_live() -> tuple[int, int]:
     """Bytes and blocks of memory that the library has allocated."""
 
+def module_tensors(root: Any, with_buffers: bool, /) -> list[Any]:
+    """The parameters of the module `root` and of those below it, in torch's order, each once; with their buffers, if
+    asked for. TypeError if one keeps them in anything but dicts.
+    """
+
 def now_ns() -> int:
     """The library's clock, in nanoseconds."""
 
@@ -733,8 +738,9 @@ def plan_observe(
     observation: dict[str, Any],
     /,
 ) -> tuple[str, str, str, str, int]:
-    """Compares a finished step with the plan: the kind of drift, a log line, the corrected graph and hardware, and 0
-    if the step kept the budget, 1 if not, 2 if it exceeded it by more than 1%.
+    """Compares a finished step with the plan: the kind of drift, a log line, the corrected graph (the same object if
+    nothing was corrected) and hardware, and 0 if the step kept the budget, 1 if not, 2 if it exceeded it by more
+    than 1%.
     """
 
 def plan_precision(

@@ -293,8 +293,8 @@ class _Known:
         self.sources, guards = sources(torchs)
         self.guards = (vars(_torch()), "default_generator", torchs), *guards
         # Every device counts: a layer may draw on one that holds neither its arguments nor its parameters.
-        for kind in ACCELERATORS:
-            self.guards += ((vars(kind.module()), "_initialized", False),)  # once it is, they are looked for each time
+        for names in (vars(kind.module()) for kind in ACCELERATORS):
+            self.guards += tuple((names, name, names.get(name)) for name in ("_initialized", "default_generators"))
         for kind, index in _devices_in_use():
             generator = kind.generator(index)
             self.sources += ((generator.get_state, generator.set_state),)

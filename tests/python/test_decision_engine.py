@@ -245,6 +245,18 @@ def test_a_finished_step_teaches():
     assert DecisionEngine(Config(memory_budget_gb=0.75)).plan(graph, hardware) != plan
 
 
+def test_what_one_step_taught_reaches_no_other_document():
+    """Documents stay parsed between steps; a correction belongs to the text that is returned, not to the one given."""
+    config, plan = Config(memory_budget_gb=0.75).to_json(), make(0.75).to_json()
+    plain = {"step": 2, "peak_bytes": None, "step_ns": None}
+    same = _core.plan_observe(GRAPH, HARDWARE, config, plan, plain)[2]
+    assert same is GRAPH
+    corrected = _core.plan_observe(GRAPH, HARDWARE, config, plan, {**plain, "optimizer_state_bytes": 0})[2]
+    assert _core.plan_observe(GRAPH, HARDWARE, config, plan, plain)[2] is GRAPH
+    for text in [GRAPH, corrected, *(json.dumps({**json.loads(GRAPH), "model": str(i)}) for i in range(6)), GRAPH]:
+        assert json.loads(_core.plan_observe(text, HARDWARE, config, plan, plain)[2]) == json.loads(text)
+
+
 def test_observations_are_checked():
     config, plan = Config().to_json(), make().to_json()
     with pytest.raises(TypeError):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import logging
+import weakref
 
 import pytest
 import torch
@@ -48,6 +50,28 @@ def _train(model: nn.Module, steps: int) -> list[torch.Tensor]:
 def _model() -> nn.Module:
     torch.manual_seed(0)
     return _Branching()
+
+
+class _Kept(_Branching):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result = super().forward(x)
+        self.result = weakref.ref(result)
+        return result
+
+
+@pytest.mark.parametrize("budget_gb", [None, 40.0])
+def test_the_output_of_the_forward_that_could_not_be_traced_dies_with_its_last_user(budget_gb) -> None:
+    """The trace's error once held the frames of the forward in a cycle: its output stayed until a collection."""
+    torch.manual_seed(0)
+    model = memscale.wrap(_Kept(), Config(force_optimize=True, enable_logging=False, memory_budget_gb=budget_gb))
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            model(torch.randn(8, 256)).square().mean().backward()
+            assert model.result() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("options", [{}, {"mode": "conservative"}, {"enable_checkpointing": False}])

@@ -73,6 +73,20 @@ def test_a_digest_tells_every_bit_and_place_of_the_gradients():
     assert len(found) == 5
 
 
+@pytest.mark.parametrize(
+    ("copies", "kernels", "share"),
+    [
+        ([], [(0, 1)], None),
+        ([(0, 4)], [], 0.0),
+        ([(0, 4)], [(1, 2), (3, 6)], 0.5),
+        ([(0, 2), (2, 4), (8, 12)], [(3, 9)], 0.25),
+        ([(4, 5), (0, 4), (1, 2)], [(-1, 1), (0, 2)], 0.4),
+    ],
+)
+def test_the_share_of_copies_beside_kernels(copies, kernels, share):
+    assert bench.share_beside(copies, kernels) == share
+
+
 def test_the_page_says_what_was_missed():
     found = {
         "gpu": "card",

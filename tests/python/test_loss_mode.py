@@ -351,6 +351,56 @@ def test_other_modes_stay_in_force():
     assert modes() == []
 
 
+class ModesInside(torch.nn.Module):
+    """Notes the modes that are on inside its layers and between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = OwnLoss()
+        self.inside, self.between = [], []
+        for layer in self.inner.blocks.layers:
+            layer.norm1.register_forward_hook(lambda *_: self.inside.append(modes()))
+
+    def forward(self, input_ids, labels):
+        loss = self.inner(input_ids, labels)
+        self.between.append(modes())
+        return loss
+
+
+def test_the_mode_pauses_in_layers():
+    case = _lm(ModesInside())
+    memscale.wrap(case.model, FORCED)
+    _, _, nodes = gradients(case, hold=False)
+    assert "_RowsBackward" in nodes
+    assert case.model.inside and not any(isinstance(mode, LossMode) for mode in case.model.inside[-1])
+    assert [type(mode) for mode in case.model.between[-1]] == [LossMode]
+    memscale.detach(case.model)
+
+
+def test_modes_that_begin_in_a_pause_stay_inside():
+    class Other(torch.overrides.TorchFunctionMode):
+        pass
+
+    inner, ours = Other(), LossMode(lambda found: found.call())
+    ours.resume()
+    assert modes() == []
+    ours.start()
+    ours.pause()
+    ours.pause()
+    assert modes() == []
+    inner.__enter__()
+    ours.resume()
+    ours.resume()
+    assert modes() == [ours, inner]
+    ours.pause()  # not the innermost: it stays
+    assert modes() == [ours, inner]
+    inner.__exit__(None, None, None)
+    ours.pause()
+    ours.stop()
+    ours.resume()
+    assert modes() == []
+
+
 @pytest.mark.parametrize(
     ("logits", "labels", "options"),
     [

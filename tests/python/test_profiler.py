@@ -163,7 +163,7 @@ class Branching(nn.Module):
         lambda x, y: y.sum() > 0,
         lambda x, y: x[0, 0].item(),
         lambda x, y: (x > 0).all(),
-        lambda x, y: torch.rand(()) < 2,
+        lambda x, y: torch.rand(2).sum() < 2,
         lambda x, y: torch.zeros(2).uniform_().sum() < 2,
         lambda x, y: torch.zeros(2, dtype=torch.int).random_(3)[0] < 4,
     ],
@@ -183,6 +183,8 @@ def test_branches_on_data_are_refused(decide, capfd):
         lambda x, y: torch.tensor([0.5, 1.5]).max() > 1,
         lambda x, y: (torch.where(torch.ones(2, 4).bool(), 1.0, -1.0) > 0).flatten().any().item(),
         lambda x, y: torch.ones(2, 4).index_put_((torch.ones(2, 4) == 1,), torch.tensor(2.0)).min() == 2,
+        lambda x, y: not torch.rand([]) < 0.999,  # layerdrop: the trace draws so that every layer runs
+        lambda x, y: torch.rand(1, dtype=torch.bfloat16).item() > 0.9,
     ],
 )
 def test_branches_on_constants_are_taken(decide):

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ..device import AUTOCAST_KINDS, kind_of
+from .walk import parameters_of
 
 __all__ = [
     "Signatures",
@@ -50,7 +51,7 @@ class Signatures:
 
 
 def _trained(model: torch.nn.Module) -> list[bool]:
-    return [parameter.requires_grad for parameter in model.parameters()]
+    return [parameter.requires_grad for parameter in parameters_of(model)]
 
 
 def describe_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:

@@ -1,5 +1,5 @@
 """Walks over values: finds and replaces tensors in arguments, finds the leaves under a result, a tensor's
-version, and the loss among a model's outputs."""
+version, the loss among a model's outputs, and a model's parameters."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from .. import _core
+
 __all__ = [
     "first_output",
     "functions_of",
@@ -15,6 +17,7 @@ __all__ = [
     "leaves_of",
     "loss_of",
     "mapped",
+    "parameters_of",
     "plain_leaves",
     "tensors_of",
     "version_of",
@@ -114,3 +117,11 @@ def loss_of(output: Any) -> torch.Tensor | None:
         if isinstance(value, torch.Tensor) and value.dim() == 0 and value.requires_grad:
             return value
     return None
+
+
+def parameters_of(module: torch.nn.Module, with_buffers: bool = False) -> list[torch.Tensor]:
+    """The parameters of `module` and all modules in it, each once, and their buffers if asked for."""
+    try:
+        return _core.module_tensors(module, with_buffers)
+    except TypeError:  # a scripted module keeps them elsewhere
+        return [*module.parameters(), *(module.buffers() if with_buffers else ())]

@@ -26,6 +26,7 @@ from ..base.aside import is_replaying, is_tracing
 from ..base.compiler import compiled_parts
 from ..base.settings import Switches
 from ..base.signature import Signatures
+from ..base.walk import parameters_of
 from ..base.weak import weak_method
 from ..config import Config
 from ..device import kind_of, training_device
@@ -446,8 +447,7 @@ class Executor:
             return None  # shapes are computed; nothing is held
         changed = _core.guarded(self._plan_forward, module, args, kwargs)
         if self._core.is_active():
-            residents = [*module.parameters(), *module.buffers(), *plain_tensors((args, kwargs))]
-            self._core.set_residents(residents)
+            self._core.set_residents([*parameters_of(module, with_buffers=True), *plain_tensors((args, kwargs))])
         if self._layer_calls.profile is None and self._planner.wants_live_trace:
             self._layer_calls.profile = LiveProfile(module, args, changed or kwargs, self._core.set_observer)
         self._clock.begin(training_device(module))
@@ -653,7 +653,7 @@ class Executor:
         if model is None or obstacle is not None or training_device(model).type == "meta":
             return False
         _core.guarded(self._plan_part, f"{name} of {self._signatures.of(model, args, kwargs)}")
-        self._core.set_residents([*model.parameters(), *model.buffers(), *plain_tensors((args, kwargs))])
+        self._core.set_residents([*parameters_of(model, with_buffers=True), *plain_tensors((args, kwargs))])
         if self._layer_calls.profile is None and self._planner.wants_live_trace:
             self._layer_calls.profile = LiveProfile(model, args, kwargs, self._core.set_observer, in_parts=True)
         self._clock.begin(training_device(model))

@@ -145,6 +145,8 @@ class LayerCalls:
         if thread.stands_aside or thread.is_transformed:
             return
         thread.layer_depth += 1
+        if thread.losses is not None and thread.layer_depth == 1:
+            thread.losses.pause()
         self.end_tape()  # the tape of a call that was interrupted, or of the call around this one
         record = None
         if layer.is_compiled:
@@ -181,6 +183,8 @@ class LayerCalls:
         if thread.stands_aside or thread.is_transformed:
             return
         thread.layer_depth = max(0, thread.layer_depth - 1)
+        if thread.losses is not None and thread.layer_depth == 0:
+            thread.losses.resume()
         profile = self.own_profile()
         if profile is not None:
             profile.leave(args, kwargs, output)

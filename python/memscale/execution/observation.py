@@ -15,6 +15,7 @@ import torch
 from .. import _core
 from ..base.after_backward import after_backward
 from ..base.arguments import plain_tensors
+from ..base.walk import parameters_of
 from ..model.optimizers import state_tensors
 from ..techniques.lazy_logits import LazyLogits
 
@@ -69,15 +70,15 @@ class StepWatch:
     def forward_begins(self, model: torch.nn.Module, batch: list[torch.Tensor]) -> bool:
         """The root is about to run. Returns whether gradients live in its forward for the first time."""
         self._look_at_outputs()
-        gradients = [p.grad for p in model.parameters() if p.is_leaf and p.grad is not None]
+        trained = [p for p in parameters_of(model) if p.is_leaf and p.grad is not None]
+        gradients = [p.grad for p in trained if p.grad is not None]
         outputs = [tensor for output in self._last_outputs if (tensor := output()) is not None]
         known_bytes = _map_bytes([*batch, *gradients, *outputs])
         self.more_bytes, self.waiting_forwards = self._core.forward_begins(known_bytes, self._state_bytes)
         self._outputs = []
         were_live = self._gradients_live
         if self._forwards:
-            live = (p for p in model.parameters() if p.is_leaf and p.grad is not None)
-            parameter = next(live, None)
+            parameter = next(iter(trained), None)
             self._live = None if parameter is None else weakref.ref(parameter)
             self._gradients_live = parameter is not None
             self._sums |= self._gradients_live and self._forwards_since_step > 0
@@ -106,7 +107,7 @@ class StepWatch:
         self.has_seen_backward = True
         self._look_at_gradients()
         if not self._optimizers:
-            versions = [parameter._version for parameter in model.parameters()]
+            versions = [parameter._version for parameter in parameters_of(model)]
             was_written = self._versions is not None and versions != self._versions
             self._versions = versions
             self._gradients_before = None if was_written else _gradients_of(model)
@@ -139,7 +140,7 @@ class StepWatch:
             return False
         known = self._judged.get(optimizer)
         if known is None:
-            ours = {id(parameter) for parameter in model.parameters()}
+            ours = {id(parameter) for parameter in parameters_of(model)}
             known = any(id(p) in ours for group in optimizer.param_groups for p in group["params"])
             self._judged[optimizer] = known
         if known and optimizer not in self._optimizers:
@@ -202,7 +203,7 @@ class _Begins:
 def _gradients_of(model: torch.nn.Module) -> list[tuple[int, object] | None]:
     """The gradients' identities and versions. A backward that adds to one of them changes this list. Inference tensors
     have no version: they always count as changed."""
-    gradients = [parameter.grad if parameter.is_leaf else None for parameter in model.parameters()]
+    gradients = [parameter.grad if parameter.is_leaf else None for parameter in parameters_of(model)]
     return [
         None if gradient is None else (gradient._cdata, object() if gradient.is_inference() else gradient._version)
         for gradient in gradients

@@ -70,7 +70,10 @@ class StepRescue:
                 self.update_ended()
                 raise
             failure = error
-        result: Result = self._again(failure)
+        try:
+            result: Result = self._again(failure)
+        finally:
+            del failure  # its traceback has this frame
         return result
 
     def update_ended(self) -> None:

@@ -113,7 +113,7 @@ def _compare(
     try:
         expected = plain_step()
     except RuntimeError as error:  # reentrant checkpoints refuse torch.autograd.grad()
-        _log.warning("verify_correctness: the unoptimized step can't be made (%s); nothing is compared", error)
+        _log.warning("verify_correctness: the unoptimized step can't be made (%s); nothing is compared", str(error))
         return
     if expected is None:
         _log.warning("verify_correctness: no output of the forward is differentiable; nothing is compared")

@@ -94,9 +94,8 @@ class Session:
         self._first: str | None = None  # the shape that training began with
         self._pending = 0, 0  # bytes that earlier forwards of the step under way hold, and their number
         self._more_bytes = 0  # of tensors that the script came to hold during training; the baseline includes them
-        self._has_run = (
-            False  # whether a step ended: from then on a shape for which no plan fits does not end the training
-        )
+        # Whether a step ended: from then on a shape for which no plan fits does not end the training.
+        self._has_run = False
         self._beyond: set[str] = set()  # shapes that run under their smallest plan, over the budget
         self._was_beyond = False
         self._told_beyond = self._told_over = self._told_evaluation = False
@@ -208,7 +207,7 @@ class Session:
             self.host_memory.trace_ended()
             self._make_plan(graph)
         except (ProfileError, BudgetInfeasibleError) as error:
-            _log.debug("%s", error)
+            _log.debug("%s", str(error))
             self._may_trace_ahead = False
             return False
         self._current = ahead
@@ -348,7 +347,7 @@ class Session:
                 with torch.autocast(device, torch.bfloat16, enabled=which == 1):
                     graphs[which] = self._profiler.trace(model, args, kwargs, optimizer=self._optimizer)
         except ProfileError as error:
-            _log.debug("%s", error)
+            _log.debug("%s", str(error))
         is_fp16 = any(p.dtype is torch.float16 for p in model.parameters())
         chosen, line, self.hardware_json = _core.plan_precision(graphs[0], graphs[1], self.hardware_json, is_fp16)
         _log.info("%s", line)
@@ -504,7 +503,7 @@ class Session:
             if misfit is not None:
                 raise ProfileError(f"sample_input does not fit {type(model).__name__}: {misfit}") from error
             if isinstance(error.__cause__, Misfit):  # the forward is about to raise by itself
-                _log.debug("%s", error)
+                _log.debug("%s", str(error))
                 return None
             self._is_untraceable = is_alone
             if self.refuses_hooks(error.__cause__):
@@ -512,7 +511,8 @@ class Session:
             if not self.config.use_empirical_fallback:
                 raise
             self._is_doubtful = is_alone
-            _log.warning("%s; %d real steps are profiled instead", error, self.config.warmup_steps)
+            # Not the error: a handler that keeps records would keep its frames, and with them the forward's output.
+            _log.warning("%s; %d real steps are profiled instead", str(error), self.config.warmup_steps)
             return None
 
     def _measure_trace(self) -> None:
@@ -532,7 +532,7 @@ class Session:
         try:
             graph = self._compiled.put_into(graph, calls, self._device, model.training)
         except ProfileError as error:
-            _log.debug("%s", error)
+            _log.debug("%s", str(error))
         self.hardware_json = _core.hardware_grow_by(self.hardware_json, before_bytes, _core.memory_beside_tensors())
         return graph
 
@@ -585,7 +585,7 @@ class Session:
             try:
                 graph = self._profiler.trace(model, args, kwargs)
             except ProfileError as error:
-                _log.debug("%s", error)
+                _log.debug("%s", str(error))
                 return None
         return None if graph is None else _core.plan_rehearse(graph, self.hardware_json, plan.to_json())
 
@@ -608,7 +608,7 @@ class Session:
         if graph is None:
             self._refused_steps += 1
             if self._refused_steps == _REFUSED_STEPS:
-                _log.warning("real steps can't be followed either (%s); the plan of the warm-up stays", refused)
+                _log.warning("real steps can't be followed either (%s); the plan of the warm-up stays", str(refused))
             return None
         self._has_run = True
         self._is_doubtful = False

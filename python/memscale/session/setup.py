@@ -232,8 +232,11 @@ def _plan_samples(
         except BudgetInfeasibleError as error:
             if refused is None or error.smallest_budget_bytes > refused.smallest_budget_bytes:
                 refused = error
-    if refused is not None:
-        raise refused
+    try:
+        if refused is not None:
+            raise refused
+    finally:
+        del refused  # as in MemoryProfiler
 
 
 def _warn_of_several_budgets(executor: Executor, config: Config) -> None:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..base.modes import leave
+from ..base.modes import FUNCTION, begin_below, leave, stack_functions
 from .lazy_logits import LazyLogits, can_defer, deferred, keeps_rows, with_values
 from .loss_head import is_supported
 
@@ -50,7 +50,8 @@ class LossTracer(Protocol):
 class LossMode(TorchFunctionMode):
     """Passes cross entropies over rows with class labels to `compute`, while the mode is on.
 
-    It acts on one thread, from `start()` to `stop()`; other modes may begin and end in between. torch
+    It acts on one thread, from `start()` to `stop()`; other modes may begin and end in between. Every function of torch
+    costs 3 us more while a function mode is on, so it pauses in layers, whose losses are never computed here. torch
     computes cross entropies with class weights, with probabilities as labels or with more dimensions, and on a GPU
     those that `is_supported` excludes.
     """
@@ -58,6 +59,7 @@ class LossMode(TorchFunctionMode):
     def __init__(self, compute: Callable[[CrossEntropy], torch.Tensor]) -> None:
         super().__init__()
         self._compute = compute
+        self._paused_at: int | None = None
 
     def start(self) -> None:
         """Turns the mode on."""
@@ -65,7 +67,27 @@ class LossMode(TorchFunctionMode):
 
     def stop(self) -> None:
         """Turns the mode off. Modes that began later stay on. A second call does nothing."""
+        self._paused_at = None
         leave(self)
+
+    def pause(self) -> None:
+        """Takes the mode off until `resume()`, if no other mode began later."""
+        length, pop, _ = stack_functions(FUNCTION)
+        below = length() - 1
+        if below >= 0 and torch._C._get_function_stack_at(below) is self:
+            pop()
+            self._paused_at = below
+
+    def resume(self) -> None:
+        """Ends a pause. Modes that began in it and are still on stay inside."""
+        if self._paused_at is None:
+            return
+        length, _, push = stack_functions(FUNCTION)
+        if length() == self._paused_at:
+            push(self)
+        else:
+            begin_below(self)
+        self._paused_at = None
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

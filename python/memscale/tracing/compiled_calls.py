@@ -185,7 +185,7 @@ class MeasuredCalls:
                 raise _Unfit("it changes its arguments, or they are not plain")
             run = _measure(call, device, is_training)
         except Exception as error:  # of the layer or its compiler: the step itself meets it again
-            _log.debug("layer %s: what its compiled code saves is not known: %s", node["name"], error)
+            _log.debug("layer %s: what its compiled code saves is not known: %s", node["name"], str(error))
         while len(self._known) >= _KNOWN_MOST:
             del self._known[next(iter(self._known))]
         self._known[key] = run

@@ -19,6 +19,7 @@ from ..base.arguments import plain_tensors
 from ..base.aside import is_replaying
 from ..base.composites import Without
 from ..base.signature import describe_arguments
+from ..base.weak import weak_method
 from ..errors import MemScaleError, ProfileError
 from ..techniques.loss_mode import marking
 from .tracer import NO_NODE, LiveTracer
@@ -34,22 +35,29 @@ class _Events:
 
     def __init__(self, trace: Any) -> None:
         self._trace = trace
-        self.error: MemScaleError | None = None
+        self._errors: list[MemScaleError] = []
+
+    @property
+    def error(self) -> MemScaleError | None:
+        return self._errors[0] if self._errors else None
+
+    def refuse(self, error: Exception) -> None:
+        """Ends the reports. The error is kept without its traceback, whose frames hold the step's tensors."""
+        own = error if isinstance(error, MemScaleError) else ProfileError(f"{type(error).__name__}: {error}")
+        self._errors.append(own.with_traceback(None))
 
     def __getattr__(self, name: str) -> Any:
-        report = getattr(self._trace, name)
+        report, errors, refuse = getattr(self._trace, name), self._errors, weak_method(self, "refuse")
 
         def guarded(*values: Any) -> Any:
-            if self.error is None:
+            if not errors:
                 try:
                     return report(*values)
-                except MemScaleError as error:
-                    self.error = error
-                except Exception as error:  # an unusual tensor, whose sizes are not numbers
-                    self.error = ProfileError(f"{type(error).__name__}: {error}")
+                except Exception as error:  # C refuses; or an unusual tensor, whose sizes are not numbers
+                    refuse(error)
             return (NO_NODE, 0) if name == "saved" else NO_NODE
 
-        self.__dict__[name] = guarded
+        self.__dict__[name] = guarded  # without a reference to this object: it would wait for the garbage collector
         return guarded
 
 
@@ -71,7 +79,7 @@ class _StepTracer(LiveTracer):
             try:
                 super()._report(*operator)
             except Exception as error:  # the user's step continues
-                self._events.error = ProfileError(f"{type(error).__name__}: {error}")
+                self._events.refuse(error)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

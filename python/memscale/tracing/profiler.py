@@ -137,7 +137,7 @@ class MemoryProfiler:
         try:
             tiled = self._trace(model, sample_args, kwargs, stepping, way, in_tiles=True)
         except ProfileError as error:
-            _log.debug("in tiles: %s", error)
+            _log.debug("in tiles: %s", str(error))
             return graph
         return _core.graph_add_tiled(graph, tiled)
 
@@ -157,10 +157,13 @@ class MemoryProfiler:
             try:
                 return self._trace(model, args, kwargs, stepping, way, calls), way
             except ProfileError as error:
-                _log.debug("%s; it was traced with %s", error, way)
+                _log.debug("%s; it was traced with %s", str(error), way)
                 failed = error
         assert failed is not None
-        raise failed
+        try:
+            raise failed
+        finally:
+            del failed  # its traceback has this frame and the caller's, whose variables would wait for the collector
 
     def _expects_8bit(self, model: torch.nn.Module) -> bool:
         """Whether the model's AdamW will get 8-bit state of memscale's; on a GPU that takes another package."""

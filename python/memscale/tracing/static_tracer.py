@@ -34,6 +34,8 @@ _VALUE = "_memscale_value"
 _DEVICE = torch.ops.prim.device.default
 _LITERAL = torch.ops.aten.lift_fresh.default
 _RECURRENT = torch.ops.aten.mkldnn_rnn_layer.default
+_DRAWS = frozenset({torch.ops.aten.rand.default, torch.ops.aten.rand.generator})
+"""Operators of whose numbers models leave a layer out if one is small. A trace draws the largest: every layer runs."""
 _OTHER_TYPES = frozenset({torch.ops.aten._local_scalar_dense.default, torch.ops.aten._grouped_mm.default, _RECURRENT})
 """Operators whose fake kernels take other types, or give other results, than the real ones."""
 
@@ -93,6 +95,10 @@ class StaticTracer(LiveTracer):
 
 def _follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: FakeTensor) -> None:
     """Computes the result's value if all operands' are known, else forgets it."""
+    if func in _DRAWS and result.numel() == 1:
+        with torch._C._DisableTorchDispatch():
+            know(result, torch.full(result.shape, 1 - torch.finfo(result.dtype).eps, dtype=result.dtype, device="cpu"))
+        return
     most = _MOST_FLOATS if result.dtype.is_floating_point else _MOST_ELEMENTS
     try:
         if result.is_complex() or result.numel() > most or torch.Tag.nondeterministic_seeded in func.tags:

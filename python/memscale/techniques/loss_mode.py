@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..base.modes import FUNCTION, begin_below, leave, stack_functions
+from ..base.modes import FUNCTION, begin_below, leave, modes_on, stack_functions
 from .lazy_logits import LazyLogits, can_defer, deferred, keeps_rows, with_values
 from .loss_head import is_supported
 
@@ -72,11 +72,11 @@ class LossMode(TorchFunctionMode):
 
     def pause(self) -> None:
         """Takes the mode off until `resume()`, if no other mode began later."""
-        length, pop, _ = stack_functions(FUNCTION)
-        below = length() - 1
-        if below >= 0 and torch._C._get_function_stack_at(below) is self:
+        _, pop, _ = stack_functions(FUNCTION)
+        modes = modes_on(FUNCTION)
+        if modes and modes[-1] is self:
             pop()
-            self._paused_at = below
+            self._paused_at = len(modes) - 1
 
     def resume(self) -> None:
         """Ends a pause. Modes that began in it and are still on stay inside."""

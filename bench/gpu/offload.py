@@ -42,7 +42,7 @@ WRAPPED: dict[str, dict[str, Any]] = {
     "50%": {"share": 0.5},
     "35%": {"share": 0.35},
 }
-# Of the largest model, in place of those: full fine-tuning on a small card.
+# The largest model has these runs instead: full fine-tuning on a small card.
 FULL_TUNING: dict[str, dict[str, Any]] = {
     "state in host memory": WRAPPED["state in host memory"],
     "16 GB": {"budget_bytes": 16 * 10**9, "mode": "aggressive", "state": "memory"},

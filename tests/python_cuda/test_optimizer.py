@@ -203,7 +203,7 @@ def test_without_pinned_memory_the_bits_are_the_same(double):
 
 
 def test_memory_that_cannot_be_pinned_fails_no_later_kernel():
-    """The runtime reports a failed call again at the next launch, if nobody has asked for it."""
+    """The runtime keeps the error of a failed call, and the next kernel would raise it."""
     pages = mmap.mmap(-1, 1 << 16)
     address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
     kind = kind_of(torch.device("cuda"))

@@ -124,8 +124,10 @@ static char *beyond_line(const refused_step *r)
 {
     ms__text text = {0};
     uint64_t over = ms__sub_sat(r->need, r->config->memory_budget_bytes);
-    ms__text_add(&text, "inputs %.200s need %s, %s over the budget, and run under the smallest plan",
-                 r->step.graph->signature, ms__text_bytes(r->need).text, ms__text_bytes_up(over).text);
+    bool is_once = r->step.waiting_forwards > 0; /* from the next step on, plans count these forwards */
+    ms__text_add(&text, "inputs %.200s need %s%s, %s over the budget%s", r->step.graph->signature,
+                 ms__text_bytes(r->need).text, is_once ? " in this step" : "", ms__text_bytes_up(over).text,
+                 is_once ? "" : ", and run under the smallest plan");
     if (strcmp(r->step.first->signature, r->step.graph->signature) != 0) {
         add_first_shape(&text, r);
     } else {

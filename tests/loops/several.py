@@ -158,7 +158,7 @@ def one_loss_of_two_forwards(run: Run) -> None:
     run.note(*model.parameters())
 
 
-@loop(100, r"forwards that wait for their backward hold .* MB", may_pass=True, is_quick=True, plans_most=4)
+@loop(100, r"forwards that wait for their backward hold .* MB", may_pass=True, is_quick=True)
 def contrastive(run: Run) -> None:
     """A contrastive loss of two forwards, under a budget that does for one."""
     model = run.wrap(CharModel(depth=4))

@@ -39,7 +39,6 @@ class StepWatch:
         self.has_new_optimizer: bool
         self.has_seen_backward: bool
         self._judged: weakref.WeakKeyDictionary[Any, bool]
-        self._forwards: int
         self._forwards_since_step: int
         self._sums: bool
         self._live: weakref.ref[torch.Tensor] | None
@@ -59,7 +58,7 @@ class StepWatch:
         self._ended_by = None
         self.has_new_optimizer = self.has_seen_backward = False
         self._judged = weakref.WeakKeyDictionary()
-        self._forwards = self._forwards_since_step = 0
+        self._forwards_since_step = 0
         self._sums = False
         self._live = None  # a parameter whose gradient lives in the forward under way
         self._is_cleared = self._is_added_to = False
@@ -68,7 +67,8 @@ class StepWatch:
         self._reaches: bool | None = None  # None: no observed backward is under way
 
     def forward_begins(self, model: torch.nn.Module, batch: list[torch.Tensor]) -> bool:
-        """The root is about to run. Returns whether gradients live in its forward for the first time."""
+        """The root is about to run. Returns whether the loop shows more of itself: whether gradients live in forwards is
+        known for the first time, or they do for the first time."""
         self._look_at_outputs()
         trained = [p for p in parameters_of(model) if p.is_leaf and p.grad is not None]
         gradients = [p.grad for p in trained if p.grad is not None]
@@ -77,14 +77,13 @@ class StepWatch:
         self.more_bytes, self.waiting_forwards = self._core.forward_begins(known_bytes, self._state_bytes)
         self._outputs = []
         were_live = self._gradients_live
-        if self._forwards:
+        if self.has_seen_backward:  # before it, a second forward of the first step tells nothing of the loop
             parameter = next(iter(trained), None)
             self._live = None if parameter is None else weakref.ref(parameter)
             self._gradients_live = parameter is not None
             self._sums |= self._gradients_live and self._forwards_since_step > 0
-        self._forwards += 1
         self._forwards_since_step += 1
-        return bool(self._gradients_live) and not were_live
+        return not were_live and self._gradients_live != were_live
 
     def forward_ended(self, output: Any) -> None:
         """The root has run; its result goes to the caller."""

@@ -181,10 +181,10 @@ class RankedSession(Session):
         """None: the plan that the ranks agreed on stays in force."""
         return None
 
-    def _go_on(self, signature: str, waiting_forwards: int = 0) -> ExecutionPlan | None:
+    def _go_on(self, signature: str) -> ExecutionPlan | None:
         """As in `Session`. Sharded parameters have the smallest plan already, see `_smallest()`."""
         if not self._is_sharded:
-            return super()._go_on(signature, waiting_forwards)
+            return super()._go_on(signature)
         self._tell_refusal()
         return None
 

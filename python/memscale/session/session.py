@@ -23,7 +23,7 @@ from ..model.streamed import StreamedLayers
 from ..observability.logs import drain_core_log, log_detail
 from ..planning.execution_plan import ExecutionPlan
 from ..policy.decision import StrategyDecision, decision_as_configured, log_decision, plan_by_policy
-from ..tracing.misfit import Misfit, misfit_of
+from ..tracing.misfit import Misfit, forbids_hooks, misfit_of
 from ..tracing.profiler import MemoryProfiler, load_tracer
 from .host_memory import HostMemory
 from .machine import probe_machine, with_process
@@ -52,9 +52,6 @@ _GRAPHS_MOST = 64
 
 # After this many profiled steps in a row that could not be followed, no more are profiled.
 _REFUSED_STEPS = 3
-
-# Derivatives of torch.func raise an error with these words if they meet saved-tensor hooks.
-_NO_HOOKS = "don't yet support saved tensor hooks"
 
 
 class Session:
@@ -93,6 +90,7 @@ class Session:
         self._current: str | None = None
         self._first: str | None = None  # the shape that training began with
         self._pending = 0, 0  # bytes that earlier forwards of the step under way hold, and their number
+        self._is_ahead = False  # whether the step under way, which no plan fits, has the plan of later steps
         self._more_bytes = 0  # of tensors that the script came to hold during training; the baseline includes them
         # Whether a step ended: from then on a shape for which no plan fits does not end the training.
         self._has_run = False
@@ -540,7 +538,7 @@ class Session:
         """Whether a forward failed because it allows no saved-tensor hooks around it. If so, the model
         is left alone from the next forward on. If the trace before it failed too, the next forward is traced again."""
         self._is_untraceable &= not self._is_doubtful
-        if _NO_HOOKS not in str(error) and not _forbids_hooks(error):
+        if not forbids_hooks(error):
             return False
         self._takes_no_hooks = self._is_untraceable = True
         self._graphs.clear()
@@ -641,6 +639,7 @@ class Session:
             {
                 "baseline_held_bytes": self._more_bytes,
                 **observation,
+                "peak_bytes": None if self._is_ahead else observation.get("peak_bytes"),
                 "smaller_inputs": self._serves_smaller,
                 "plans": self._plans_made.get(signature, 0),
                 "replan_refused": signature == self._replan_refused,
@@ -653,6 +652,7 @@ class Session:
             log_detail(line)
         self.hardware_json = hardware  # also without drift: it learns the machine's pace, which changes no plan
         plan = None
+        self._is_ahead &= observation["step"] == 0
         if drift != "none" or was_pending:
             self._graphs[signature] = graph
             plan = self._plan_again(signature)
@@ -677,8 +677,8 @@ class Session:
             self._pending = self._pending[0] + more_bytes, waiting_forwards
         self.host_memory.baseline_bytes = self._more_bytes
         self.hardware_json = _core.hardware_grow_by(self.hardware_json, 0, more_bytes)
-        if signature == self._replan_refused and not self._refusal:
-            return None  # it has the smallest plan
+        if self._is_ahead or (signature == self._replan_refused and not self._refusal):
+            return None  # the best that there is for a step that no plan fits
         same = self._refreshed(signature, self._plans[signature])
         if same is None:
             return self._plan_again(signature) or self._put_smallest(signature, waiting_forwards)
@@ -699,16 +699,24 @@ class Session:
         return True
 
     def _put_smallest(self, signature: str, waiting_forwards: int) -> ExecutionPlan | None:
-        """The smallest plan, in place of one that the step under way can't have."""
-        return self._go_on(signature, waiting_forwards)
+        """A plan in place of one that the step under way can't have: the smallest, or the plan for later steps if only
+        this one doesn't fit, because its forwards so far ran under a plan that didn't count the others."""
+        if waiting_forwards == 0:
+            return self._go_on(signature)
+        smallest = self._smallest_plan(self._graphs[signature], self._graphs[signature], waiting_forwards)
+        self._know_pending()
+        self._replan_refused, self._refusal, self._is_ahead = None, "", True
+        del self._plans[signature]
+        try:
+            return self._plan(signature, has_other=True)
+        except BudgetInfeasibleError:
+            return self._put_plan(signature, smallest)
 
-    def _go_on(self, signature: str, waiting_forwards: int = 0) -> ExecutionPlan | None:
+    def _go_on(self, signature: str) -> ExecutionPlan | None:
         """No plan fits any more: the run goes on under the smallest."""
         self._refusal = ""
-        graph = self._graphs[signature]
-        text = self._smallest_plan(graph, graph, waiting_forwards)
         del self._plans[signature]
-        return self._put_plan(signature, text)
+        return self._put_plan(signature, self._smallest_plan(self._graphs[signature], self._graphs[signature]))
 
     def layers_held(self, names: list[str]) -> ExecutionPlan | None:
         """From now on plans don't recompute the layers `names`, all that turned out not to be recomputable.
@@ -790,11 +798,3 @@ class Session:
 def _chosen(decision: StrategyDecision) -> tuple[Any, ...]:
     """What a decision chose, without the numbers behind it."""
     return decision.decision_source, decision.mode, decision.techniques
-
-
-def _forbids_hooks(error: BaseException | None) -> bool:
-    """Whether `torch.autograd.graph.disable_saved_tensors_hooks()` raised `error`."""
-    place = error.__traceback__ if error is not None else None
-    while place is not None and place.tb_next is not None:
-        place = place.tb_next
-    return place is not None and place.tb_frame.f_code.co_name == "disable_saved_tensors_hooks"

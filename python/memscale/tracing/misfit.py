@@ -15,7 +15,10 @@ from ..base.aside import standing_aside
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Misfit", "misfit_of", "reads_values"]
+__all__ = ["Misfit", "forbids_hooks", "misfit_of", "reads_values"]
+
+# Derivatives of torch.func raise an error with these words if they meet saved-tensor hooks.
+_NO_HOOKS = "don't yet support saved tensor hooks"
 
 _OF_VALUES = "DataDependentOutputException", "DynamicOutputShapeException"
 _OF_FAKES = *_OF_VALUES, "UnsupportedFakeTensorException", "UnsupportedOperatorException"
@@ -42,6 +45,15 @@ def misfit_of(
 def reads_values(error: BaseException | None) -> bool:
     """Whether a trace ended with `error` because the forward needs a value that is not known."""
     return error is not None and _is_of_fakes(error.__cause__, _OF_VALUES)
+
+
+def forbids_hooks(error: BaseException | None) -> bool:
+    """Whether a forward ended with `error` because it allows no saved-tensor hooks around it."""
+    place = error.__traceback__ if error is not None else None
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    disabled = place is not None and place.tb_frame.f_code.co_name == "disable_saved_tensors_hooks"
+    return disabled or _NO_HOOKS in str(error)
 
 
 def _is_of_fakes(cause: BaseException | None, names: tuple[str, ...]) -> bool:

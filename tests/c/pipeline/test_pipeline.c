@@ -297,6 +297,8 @@ static void a_script_beyond_the_budget_is_told_what_it_holds(void **state)
     ms_free(line);
     ms_plan_free(plan);
     plan_beyond(f, &(ms_beyond){f->graph, f->graph, 50 * 1000000, 1}, &plan, &line);
+    assert_non_null(strstr(line, " in this step, "));
+    assert_null(strstr(line, "smallest plan"));
     assert_non_null(strstr(line, "; forwards that wait for their backward hold 50.00 MB"));
     assert_null(strstr(line, "the script"));
     ms_free(line);

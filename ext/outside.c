@@ -34,9 +34,10 @@ static PyObject *plan_evaluation(PyObject *module, PyObject *args)
 static PyObject *plan_beyond(PyObject *module, PyObject *args)
 {
     (void)module;
-    const char *graph, *first, *hardware, *config;
+    const char *graph, *first, *hardware, *config, *in_force;
     unsigned long long held_bytes, waiting;
-    if (!PyArg_ParseTuple(args, "ssssKK:plan_beyond", &graph, &first, &hardware, &config, &held_bytes, &waiting)) {
+    if (!PyArg_ParseTuple(args, "ssssKKz:plan_beyond", &graph, &first, &hardware, &config, &held_bytes, &waiting,
+                          &in_force)) {
         return NULL;
     }
     ms_ext_documents d = {0}, of_first = {0};
@@ -44,16 +45,17 @@ static PyObject *plan_beyond(PyObject *module, PyObject *args)
     ms_plan *plan = NULL;
     char *line = NULL;
     PyObject *answer = NULL;
-    int rc = ms_ext_documents_parse(&d, graph, hardware, config, NULL, &err);
+    int rc = ms_ext_documents_parse(&d, graph, hardware, config, in_force, &err);
     if (rc == MS_OK) {
         rc = ms_ext_documents_parse(&of_first, first, hardware, config, NULL, &err);
     }
     if (rc == MS_OK) {
-        ms_beyond beyond = {d.graph, of_first.graph, held_bytes, waiting};
+        ms_beyond beyond = {d.graph, of_first.graph, held_bytes, waiting, d.plan};
         rc = ms_pipeline_beyond(&beyond, d.hardware, &d.config, &plan, &line, &err);
     }
     if (ms_ext_check(rc, &err) == 0) {
-        answer = Py_BuildValue("(NN)", ms_ext_take_text(ms_plan_to_json(plan)), ms_ext_take_text(line));
+        PyObject *text = plan == NULL ? PyUnicode_FromString(in_force) : ms_ext_take_text(ms_plan_to_json(plan));
+        answer = Py_BuildValue("(NN)", text, ms_ext_take_text(line));
     }
     ms_plan_free(plan);
     ms_ext_documents_free(&d);
@@ -89,11 +91,13 @@ static PyMethodDef methods[] = {
         "plan_evaluation", plan_evaluation, METH_VARARGS, "config, before_bytes, peak_bytes, rows, /",
         "(str, int, int, int) -> str | None",
         "The warning about forwards without gradients whose peak was `peak_bytes`; None if within the budget."),
-    MS_EXT_FUNCTION("plan_beyond", plan_beyond, METH_VARARGS,
-                    "graph, first_graph, hardware, config, held_bytes, waiting_forwards, /",
-                    "(str, str, str, str, int, int) -> tuple[str, str]",
-                    "The smallest plan for a step that no plan fits into the budget, and the warning about it: "
-                    "`held_bytes` are what the script came to hold, or what waiting forwards hold."),
+    MS_EXT_FUNCTION(
+        "plan_beyond", plan_beyond, METH_VARARGS,
+        "graph, first_graph, hardware, config, held_bytes, waiting_forwards, plan_in_force, /",
+        "(str, str, str, str, int, int, str | None) -> tuple[str, str]",
+        "The smallest plan for a step that no plan fits into the budget, and the warning about it: "
+        "`held_bytes` are what the script came to hold, or what waiting forwards hold. The plan in force itself, "
+        "if it makes the same choices."),
     MS_EXT_FUNCTION("plan_again", plan_again, METH_VARARGS, "graph, hardware, config, plan, /",
                     "(str, str, str, str) -> str | None",
                     "The plan's choices with the figures of corrected documents; None if another plan is due."),

@@ -123,10 +123,11 @@ typedef struct ms_beyond {
     const ms_graph *first;     /* of the shape that training began with; `graph` itself if it is that one */
     uint64_t held_bytes;       /* that the script came to hold, or that its waiting forwards hold */
     uint64_t waiting_forwards; /* of the step under way, for their backward */
+    const ms_plan *in_force;   /* for `graph`, from earlier documents; NULL if there is none */
 } ms_beyond;
 
 /*
- * The smallest plan for it. *line names the shape, the bytes over the budget and the cause: another shape, with the
+ * The smallest plan for it; NULL if the plan in force makes the same choices. *line names the shape, the bytes over the budget and the cause: another shape, with the
  * longest size that fits, or what the loop holds; free it with ms_free(). On failure neither is set. Tests:
  * tests/c/pipeline/test_pipeline.c.
  */

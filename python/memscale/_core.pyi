@@ -697,10 +697,11 @@ def plan_beyond(
     config: str,
     held_bytes: int,
     waiting_forwards: int,
+    plan_in_force: str | None,
     /,
 ) -> tuple[str, str]:
     """The smallest plan for a step that no plan fits into the budget, and the warning about it: `held_bytes` are what
-    the script came to hold, or what waiting forwards hold.
+    the script came to hold, or what waiting forwards hold. The plan in force itself, if it makes the same choices.
     """
 
 def plan_by_policy(

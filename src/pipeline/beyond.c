@@ -138,19 +138,45 @@ static char *beyond_line(const refused_step *r)
     return ms__text_take(&text);
 }
 
+/* The smallest plan. `need` is a budget for any run of the shape, so another plan may be faster within it. */
+static int plan_least(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, uint64_t need,
+                      ms_plan **plan, ms_error *err)
+{
+    ms_config wanted = *config;
+    ms_plan *made = NULL, *least = NULL;
+    wanted.memory_budget_bytes = need;
+    int rc = ms__pipeline_plan(graph, hardware, &wanted, &made, err);
+    if (rc == MS_OK && made->smallest_budget_bytes > 0 && made->smallest_budget_bytes < need) {
+        wanted.memory_budget_bytes = made->smallest_budget_bytes;
+        (void)ms__pipeline_plan(graph, hardware, &wanted, &least, NULL); /* without it, `made` serves */
+    }
+    *plan = least != NULL ? least : made;
+    ms_plan_free(least != NULL ? made : NULL);
+    return rc;
+}
+
+static bool same_choices(const ms_plan *a, const ms_plan *b)
+{
+    bool same = a->entry_count == b->entry_count && ms_plan_step_options(a) == ms_plan_step_options(b) &&
+                a->write_window_bytes == b->write_window_bytes && a->read_window_bytes == b->read_window_bytes;
+    for (uint32_t i = 0; same && i < a->entry_count; i++) {
+        same = a->entries[i].technique == b->entries[i].technique &&
+               a->entries[i].packing.packed == b->entries[i].packing.packed;
+    }
+    return same;
+}
+
 int ms_pipeline_beyond(const ms_beyond *beyond, const ms_hardware *hardware, const ms_config *config, ms_plan **plan,
                        char **line, ms_error *err)
 {
     refused_step refused = {.step = *beyond, .hardware = hardware, .config = config};
-    ms_config wanted = *config;
     ms_plan *made = NULL;
     int rc = ms__pipeline_smallest(beyond->first, hardware, config, &refused.first_need, err);
     if (rc == MS_OK) {
         rc = ms__pipeline_smallest(beyond->graph, hardware, config, &refused.need, err);
     }
     if (rc == MS_OK) {
-        wanted.memory_budget_bytes = refused.need;
-        rc = ms__pipeline_plan(beyond->graph, hardware, &wanted, &made, err);
+        rc = plan_least(beyond->graph, hardware, config, refused.need, &made, err);
     }
     if (rc != MS_OK) {
         return rc;
@@ -160,6 +186,8 @@ int ms_pipeline_beyond(const ms_beyond *beyond, const ms_hardware *hardware, con
         ms_plan_free(made);
         return ms_fail(err, MS_ENOMEM, "beyond: out of memory");
     }
-    *plan = made;
+    bool stays = beyond->in_force != NULL && same_choices(made, beyond->in_force);
+    ms_plan_free(stays ? made : NULL);
+    *plan = stays ? NULL : made;
     return MS_OK;
 }

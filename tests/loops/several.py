@@ -170,3 +170,17 @@ def contrastive(run: Run) -> None:
         loss.backward()
         optimizer.step()
         run.note(loss)
+
+
+@loop(120, r"forwards that wait for their backward hold .* MB", may_pass=True)
+def triplets(run: Run) -> None:
+    """A loss of three forwards, under a budget that does for one; gradients are cleared before the forwards."""
+    model = run.wrap(CharModel(depth=4))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for _ in range(5):
+        optimizer.zero_grad()
+        anchor, near, far = (model(words_batch(16, 256)[0])[0].mean(1) for _ in range(3))
+        loss = functional.triplet_margin_loss(anchor, near, far)
+        loss.backward()
+        optimizer.step()
+        run.note(loss)

@@ -67,8 +67,8 @@ class StepWatch:
         self._reaches: bool | None = None  # None: no observed backward is under way
 
     def forward_begins(self, model: torch.nn.Module, batch: list[torch.Tensor]) -> bool:
-        """The root is about to run. Returns whether the loop shows more of itself: whether gradients live in forwards is
-        known for the first time, or they do for the first time."""
+        """The root is about to run. Returns whether the loop shows more: for the first time it is known whether
+        gradients live in forwards, or they do live."""
         self._look_at_outputs()
         trained = [p for p in parameters_of(model) if p.is_leaf and p.grad is not None]
         gradients = [p.grad for p in trained if p.grad is not None]

@@ -442,12 +442,12 @@ class Session:
         self._first = self._first or signature
         return plan
 
-    def _smallest_plan(self, graph: str, first: str, waiting_forwards: int = 0) -> str:
-        """The smallest plan as JSON, for a step that no plan fits, with one warning per run. `first`: the graph of the
-        shape that training began with."""
+    def _smallest_plan(self, graph: str, first: str, waiting_forwards: int = 0, in_force: str | None = None) -> str:
+        """The smallest plan as JSON, for a step that no plan fits, with one warning per run; `in_force`, if that makes
+        the same choices. `first`: the graph of the shape that training began with."""
         held_bytes = self._pending[0] if waiting_forwards else self._more_bytes
         plan, line = _core.plan_beyond(
-            graph, first, self.hardware_json, self._planned_for, held_bytes, waiting_forwards
+            graph, first, self.hardware_json, self._planned_for, held_bytes, waiting_forwards, in_force
         )
         if self._told_beyond:
             log_detail(line)
@@ -666,9 +666,8 @@ class Session:
         return plan
 
     def holds_more(self, more_bytes: int, waiting_forwards: int) -> ExecutionPlan | None:
-        """From now on plans leave room for `more_bytes` of tensors that the script came to hold. If earlier forwards of
-        the step hold them, the bytes count only in this step: later plans count these forwards. Returns a plan for the
-        step under way, if the one in force has to change."""
+        """From now on plans leave room for `more_bytes` that the script came to hold; in this step only, if earlier
+        forwards hold them, which later plans count. Returns a plan for this step, if the one in force has to change."""
         signature = self._current
         if self.config.memory_budget_gb is None or signature is None or signature not in self._plans:
             return None
@@ -715,8 +714,9 @@ class Session:
     def _go_on(self, signature: str) -> ExecutionPlan | None:
         """No plan fits any more: the run goes on under the smallest."""
         self._refusal = ""
-        del self._plans[signature]
-        return self._put_plan(signature, self._smallest_plan(self._graphs[signature], self._graphs[signature]))
+        graph, old = self._graphs[signature], self._plans[signature].to_json()
+        text = self._smallest_plan(graph, graph, in_force=old)
+        return None if text == old else self._put_plan(signature, text)
 
     def layers_held(self, names: list[str]) -> ExecutionPlan | None:
         """From now on plans don't recompute the layers `names`, all that turned out not to be recomputable.

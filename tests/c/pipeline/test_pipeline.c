@@ -248,7 +248,7 @@ static void a_shape_beyond_the_budget_gets_its_smallest_plan(void **state)
     ms_free(f->graph->signature);
     f->graph->signature = ms_strdup("ids:int64[4,128]");
     f->config.memory_budget_bytes = 100 * MIB;
-    plan_beyond(f, &(ms_beyond){longer, f->graph, 0, 0}, &plan, &line);
+    plan_beyond(f, &(ms_beyond){longer, f->graph, 0, 0, NULL}, &plan, &line);
     assert_true(plan->replay.peak_bytes > f->config.memory_budget_bytes);
     assert_non_null(strstr(line, "inputs ids:int64[4,512] need"));
     assert_non_null(strstr(line, "over the budget"));
@@ -256,9 +256,14 @@ static void a_shape_beyond_the_budget_gets_its_smallest_plan(void **state)
     assert_null(strstr(line, "longest")); /* both need the same bytes, so no shorter input would fit */
     ms_free(line);
     ms_plan_free(plan);
-    plan_beyond(f, &(ms_beyond){longer, longer, 0, 0}, &plan, &line);
+    plan_beyond(f, &(ms_beyond){longer, longer, 0, 0, NULL}, &plan, &line);
     assert_null(strstr(line, "training began"));
     assert_null(strstr(line, " less if ")); /* the loop is not known */
+    assert_int_equal(plan->pressure.allowed_bytes, plan->smallest_budget_bytes);
+    ms_free(line);
+    ms_plan *same = NULL;
+    plan_beyond(f, &(ms_beyond){longer, longer, 0, 0, plan}, &same, &line);
+    assert_null(same);
     ms_free(line);
     ms_plan_free(plan);
     ms_graph_free(longer);
@@ -277,7 +282,7 @@ static void a_loop_beyond_the_budget_is_told_what_it_holds(void **state)
         f->graph->loop.observed = true;
         f->graph->loop.outputs_held = outputs;
         f->graph->loop.gradients_live_in_forward = f->graph->loop.gradients_cleared = gradients;
-        plan_beyond(f, &(ms_beyond){f->graph, f->graph, 0, 0}, &plan, &line);
+        plan_beyond(f, &(ms_beyond){f->graph, f->graph, 0, 0, NULL}, &plan, &line);
         assert_int_equal(strstr(line, " less if the model's outputs are freed before backward") != NULL, outputs);
         assert_int_equal(strstr(line, " less if zero_grad() comes before the forward") != NULL, gradients);
         ms_free(line);
@@ -292,11 +297,11 @@ static void a_script_beyond_the_budget_is_told_what_it_holds(void **state)
     ms_plan *plan = NULL;
     char *line = NULL;
     f->config.memory_budget_bytes = 100 * MIB;
-    plan_beyond(f, &(ms_beyond){f->graph, f->graph, 50 * 1000000, 0}, &plan, &line);
+    plan_beyond(f, &(ms_beyond){f->graph, f->graph, 50 * 1000000, 0, NULL}, &plan, &line);
     assert_non_null(strstr(line, "; the script holds 50.00 MB more than when training began"));
     ms_free(line);
     ms_plan_free(plan);
-    plan_beyond(f, &(ms_beyond){f->graph, f->graph, 50 * 1000000, 1}, &plan, &line);
+    plan_beyond(f, &(ms_beyond){f->graph, f->graph, 50 * 1000000, 1, NULL}, &plan, &line);
     assert_non_null(strstr(line, " in this step, "));
     assert_null(strstr(line, "smallest plan"));
     assert_non_null(strstr(line, "; forwards that wait for their backward hold 50.00 MB"));
@@ -305,7 +310,7 @@ static void a_script_beyond_the_budget_is_told_what_it_holds(void **state)
     ms_plan_free(plan);
     ms_graph first = *f->graph;
     first.residents.trainable_bytes = 1000000;
-    plan_beyond(f, &(ms_beyond){f->graph, &first, 0, 0}, &plan, &line);
+    plan_beyond(f, &(ms_beyond){f->graph, &first, 0, 0, NULL}, &plan, &line);
     assert_non_null(strstr(line, " of parameters are trained instead of 1.00 MB when training began"));
     ms_free(line);
     ms_plan_free(plan);

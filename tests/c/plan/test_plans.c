@@ -3,7 +3,7 @@
  * it changes, and by how much. `MEMSCALE_WRITE_GOLDEN=1 meson test -C build/test plans` writes the file.
  *
  * A line is a plan: the budget, what it takes and its techniques. The last column is a checksum of its document, its
- * texts, its timeline, and the plan that follows after a small correction.
+ * texts, its timeline, and the plan that follows after a small correction. Each document is read back.
  */
 #include <xxhash.h>
 
@@ -55,6 +55,21 @@ static void hash_again(XXH64_state_t *hash, const fixture_planning *f, uint64_t 
         ms_plan_free(again);
     }
     f->graph->residents.buffer_bytes = before;
+}
+
+static void assert_read_back(const ms_plan *plan)
+{
+    char *text = ms_plan_to_json(plan), *again;
+    ms_plan *read;
+    ms_error err;
+    assert_non_null(text);
+    assert_ms_ok(ms_plan_parse(text, &read, &err), err);
+    again = ms_plan_to_json(read);
+    assert_non_null(again);
+    assert_string_equal(text, again);
+    ms_plan_free(read);
+    ms_free(text);
+    ms_free(again);
 }
 
 static uint64_t checksum_of(const fixture_planning *f, uint64_t budget_bytes, const ms_plan *plan)
@@ -118,6 +133,7 @@ static void write_plan(FILE *out, const fixture_planning *f, uint64_t budget_byt
             (unsigned long long)plan->reserve_bytes, (unsigned long long)replay->step_ns,
             (unsigned long long)(replay->stall_forward_ns + replay->stall_backward_ns));
     write_choices(out, plan);
+    assert_read_back(plan);
     ms_plan_optimizer optimizer = ms_plan_for_optimizer(plan, &f->config);
     fprintf(out, "%s; %016llx\n", optimizer.may_release ? ", may release" : "",
             (unsigned long long)checksum_of(f, budget_bytes, plan));

@@ -88,27 +88,33 @@ static void write_families(FILE *out, ms__search *search)
     fputc('\n', out);
 }
 
-static void write_candidates(FILE *out, const plan_subject *subject, const plan_machine *machine)
+/* With all techniques that the rules admit at half the need. */
+static void open_search(fixture_planning *f, ms__search *search)
 {
-    fixture_planning f = plan_subject_open(subject, machine);
-    ms_admission *admissions = ms_calloc(f.graph->node_count, sizeof *admissions);
+    ms_admission *admissions = ms_calloc(f->graph->node_count, sizeof *admissions);
     ms_pressure pressure;
-    ms__search search;
     uint32_t rules[MS_STEP_OPTION_COUNT];
     ms_error err;
     assert_non_null(admissions);
-    uint64_t need_bytes = fixture_need(&f);
-    f.config.memory_budget_bytes = need_bytes / 2;
-    ms_pressure_of(need_bytes, f.hardware, &f.config, &pressure);
-    assert_ms_ok(ms_rules_admit(f.graph, f.hardware, &f.config, &pressure, admissions, &err), err);
-    ms__step_case facts = {f.graph, f.hardware, &f.config, &pressure};
+    uint64_t need_bytes = fixture_need(f);
+    f->config.memory_budget_bytes = need_bytes / 2;
+    ms_pressure_of(need_bytes, f->hardware, &f->config, &pressure);
+    assert_ms_ok(ms_rules_admit(f->graph, f->hardware, &f->config, &pressure, admissions, &err), err);
+    ms__step_case facts = {f->graph, f->hardware, &f->config, &pressure};
     uint32_t options = ms__step_options_admit(&facts, rules);
-    assert_ms_ok(ms__search_open(f.graph, f.hardware, &f.config, admissions, false, options, &search, &err), err);
+    assert_ms_ok(ms__search_open(f->graph, f->hardware, &f->config, admissions, false, options, search, &err), err);
+    ms_free(admissions);
+}
+
+static void write_candidates(FILE *out, const plan_subject *subject, const plan_machine *machine)
+{
+    fixture_planning f = plan_subject_open(subject, machine);
+    ms__search search;
+    open_search(&f, &search);
     fprintf(out, "%s, %s: %u steps", subject->name, machine->name, search.step_count);
     write_families(out, &search);
     assert_false(search.out_of_memory);
     ms__search_close(&search);
-    ms_free(admissions);
     fixture_close(&f);
 }
 
@@ -145,10 +151,30 @@ static void candidates_are_the_golden_ones(void **state)
     assert_int_equal(fclose(golden), 0);
 }
 
+static void without_replays_only_what_must_be_added_is(void **state)
+{
+    (void)state;
+    fixture_planning f = plan_subject_open(&plan_subjects[0], &plan_machines[0]);
+    ms__search search;
+    open_search(&f, &search);
+    search.replays_left = 0;
+    ms__families_uniform(&search);
+    size_t count = search.count;
+    assert_true(count > 1);
+    assert_int_equal(search.replays_left, 0);
+    ms__families_split(&search);
+    ms__families_mixed(&search);
+    ms__families_refine(&search);
+    assert_int_equal(search.count, count);
+    ms__search_close(&search);
+    fixture_close(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(candidates_are_the_golden_ones),
+        cmocka_unit_test(without_replays_only_what_must_be_added_is),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -264,6 +264,7 @@ def _set_up(build: pathlib.Path, copy: pathlib.Path, *options: str) -> None:
 
 def _build_all(copy: pathlib.Path, chosen: list[Mutant], plain: bool) -> tuple[list[Suites], set[int]]:
     """The builds with every mutant, and the numbers of the mutants that are in none, from 0."""
+    _copy_sources(copy, chosen)
     builds = [copy / "build"]
     _set_up(builds[0], copy)
     if not plain:

@@ -191,6 +191,87 @@ static void only_the_elements_of_a_view_count(void **state)
     expect_others(f, &view, before, now);
 }
 
+/* Whether the first replay of a new layer is found to differ. */
+static bool notices(fixture *f, const tensor *kind, const void *before, const void *now)
+{
+    char name[32];
+    size_t held_before = ms_execute_held_layers(f->execute, NULL, 0);
+    snprintf(name, sizeof name, "layer %u", f->layer + 1);
+    assert_ms_ok(ms_execute_add_layer(f->execute, name, &f->layer, &f->err), f->err);
+    forward(f, kind, before);
+    (void)replay(f, kind, now);
+    return ms_execute_held_layers(f->execute, NULL, 0) > held_before;
+}
+
+/* Three dimensions in any order, with or without bytes between rows and tables that don't belong to the tensor. */
+static void each_byte_of_a_view_counts_in_any_order_of_dimensions(void **state)
+{
+    enum { TABLES = 2, ROWS = 3, COLUMNS = 4, TABLE_MOST = 20, BYTES = TABLES * TABLE_MOST };
+    static const int64_t size[3] = {TABLES, ROWS, COLUMNS};
+    static const int64_t strides[4][3] = {{20, 6, 1}, {20, 4, 1}, {18, 6, 1}, {12, 4, 1}};
+    static const int orders[6][3] = {{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
+    fixture *f = *state;
+    uint8_t before[BYTES] = {0}, now[BYTES] = {0};
+    for (int i = 0; i < 4 * 6; i++) {
+        const int64_t *stride = strides[i / 6];
+        tensor view = {.dtype = "torch.uint8", .rank = 3};
+        for (int k = 0; k < 3; k++) {
+            view.size[k] = size[orders[i % 6][k]];
+            view.stride[k] = stride[orders[i % 6][k]];
+        }
+        for (int at = 0; at < TABLES * stride[0]; at++) {
+            int64_t in_table = at % stride[0];
+            now[at] = 1;
+            assert_int_equal(notices(f, &view, before, now),
+                             in_table / stride[1] < ROWS && in_table % stride[1] < COLUMNS);
+            now[at] = 0;
+        }
+    }
+}
+
+/* After a first replay was compared, sixteen elements are: one in each sixteenth of the tensor. */
+static void other_values_in_a_sixteenth_are_found_in_later_steps(void **state)
+{
+    enum { PARTS = 16, PART = COUNT / PARTS };
+    fixture *f = *state;
+    float before[COUNT], now[COUNT];
+    fill(before, 1.0f);
+    for (int part = 0; part < PARTS; part++) {
+        char name[32];
+        snprintf(name, sizeof name, "part %d", part);
+        assert_ms_ok(ms_execute_add_layer(f->execute, name, &f->layer, &f->err), f->err);
+        forward(f, &floats, before);
+        assert_ms_ok(replay(f, &floats, before), f->err);
+        fill(now, 1.0f);
+        for (int i = 0; i < PART; i++) {
+            now[part * PART + i] = -9999.0f;
+        }
+        forward(f, &floats, before);
+        assert_int_equal(replay(f, &floats, now), MS_EREPLAY);
+    }
+}
+
+/* The call has saved one tensor, which was remembered. */
+static void a_slot_that_the_call_does_not_have_is_not_compared(void **state)
+{
+    fixture *f = *state;
+    float before[COUNT], now[COUNT];
+    fill(before, 1.0f);
+    fill(now, 20.0f);
+    forward(f, &floats, before);
+    ms_contents contents = {.address = before, .stride = floats.stride};
+    bool is_late = true;
+    for (uint32_t slot = 1; slot < 3; slot++) {
+        ms_frame_mark(f->execute, f->frame, slot, &contents);
+        assert_false(ms_frame_is_marked(f->frame, slot, &is_late));
+        assert_false(is_late);
+        contents.address = now;
+        assert_ms_ok(ms_frame_compare(f->execute, f->frame, slot, &contents, &f->err), f->err);
+    }
+    assert_true(ms_frame_is_marked(f->frame, 0, &is_late));
+    assert_ms_ok(replay(f, &floats, before), f->err);
+}
+
 static void expanded_and_empty_tensors_are_read_within_their_bytes(void **state)
 {
     fixture *f = *state;
@@ -243,6 +324,8 @@ static void halves_round_by_a_part_of_the_largest(void **state)
         {{0xbc00, 0x3c00}, {0x3c00, 0x3c00}, false},  /* -1, 1 */
         {{0x7c00, 0x3c00}, {0x7c00, 0x3e00}, false}, /* 1, 1.5 beside an infinity, which is not the largest */
         {{0x7c01, 0x3c00}, {0x3c00, 0x3c00}, false},  /* not a number */
+        {{0x7c01, 0x3c00}, {0x7c02, 0x3c00}, true},   /* two ways to write that */
+        {{0x7c00, 0x3c00}, {0xfc00, 0x3c00}, false},  /* an infinity and its negative */
     };
     fixture *f = *state;
     ms_plan plan = {.fallback = MS_TECHNIQUE_RECOMPUTE};
@@ -278,6 +361,9 @@ int main(void)
         TEST(one_other_element_holds_the_layer),
         TEST(rounding_holds_the_layer_without_an_error),
         TEST(only_the_elements_of_a_view_count),
+        TEST(other_values_in_a_sixteenth_are_found_in_later_steps),
+        TEST(a_slot_that_the_call_does_not_have_is_not_compared),
+        TEST(each_byte_of_a_view_counts_in_any_order_of_dimensions),
         TEST(expanded_and_empty_tensors_are_read_within_their_bytes),
         TEST(halves_are_compared_as_numbers),
         TEST(halves_round_by_a_part_of_the_largest),

@@ -339,6 +339,35 @@ static void unused_prefetches_are_released(void **state)
     ms_extent_drop(f->execute, extents[0], mark);
 }
 
+/* One tensor is being handed out when backward ends; the prefetches behind it are released all the same. */
+static void a_tensor_being_handed_out_keeps_no_other_in_memory(void **state)
+{
+    fixture *f = *state;
+    ms_extent *extents[3];
+    for (unsigned i = 0; i < 3; i++) {
+        storage *item = storage_new(&f->host, BYTES, i);
+        extents[i] = store(f, item, 0);
+        storage_let_go(&f->host, item);
+    }
+    settle(f);
+    set_windows(f, 1 << 20, 4 * BYTES);
+    void *memory;
+    assert_ms_ok(ms_extent_take(f->execute, extents[2], &memory, &f->err), f->err);
+    assert_int_equal(f->host.live_storages, 3);
+    ms_execute_backward_ended(f->execute);
+    uint64_t until_ns = ms_now_ns() + PATIENCE_NS;
+    while (f->host.live_storages > 1 && ms_now_ns() < until_ns) {
+        ms_execute_poll(f->execute);
+    }
+    assert_int_equal(f->host.live_storages, 1);
+    assert_true(storage_holds(memory_storage(memory), BYTES, 2));
+    uint64_t mark = 0;
+    ms_extent_taken(f->execute, extents[2], &mark);
+    ms_extent_drop(f->execute, extents[2], mark);
+    ms_extent_drop(f->execute, extents[1], 0);
+    ms_extent_drop(f->execute, extents[0], 0);
+}
+
 static void handles_may_be_dropped_at_any_time(void **state)
 {
     fixture *f = *state;
@@ -590,6 +619,7 @@ int main(void)
         TEST(fetches_run_ahead_in_reverse_within_their_window),
         TEST(a_layers_own_extents_are_fetched_before_other_layers),
         TEST(unused_prefetches_are_released),
+        TEST(a_tensor_being_handed_out_keeps_no_other_in_memory),
         TEST(handles_may_be_dropped_at_any_time),
         TEST(a_full_tier_keeps_tensors_until_the_next_step),
         TEST(no_memory_to_fetch_into_is_an_error_and_can_be_tried_again),

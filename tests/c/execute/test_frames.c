@@ -315,6 +315,31 @@ static void a_replay_fills_the_live_slots_and_stops(void **state)
     drop_all(f, frame, 3);
 }
 
+static void a_call_may_save_thousands_of_tensors(void **state)
+{
+    fixture *f = *state;
+    enum { MANY = 5000 };
+    ms_frame *frame = saved_frame(f, MANY);
+    assert_int_equal(ms_frame_missing(frame), MANY - 1);
+    assert_int_equal(replay(f, frame), MANY);
+    drop_all(f, frame, MANY);
+}
+
+/* A loss of several forwards: the next one is told how many wait for their backward. */
+static void forwards_without_a_backward_are_counted(void **state)
+{
+    fixture *f = *state;
+    uint32_t waiting = 9;
+    (void)ms_execute_forward_begins(f->execute, 0, 0, &waiting);
+    assert_int_equal(waiting, 0);
+    for (uint32_t forward = 1; forward <= 3; forward++) {
+        enter_root(f, false);
+        ms_execute_leave_root(f->execute, 1, false);
+        (void)ms_execute_forward_begins(f->execute, 0, 0, &waiting);
+        assert_int_equal(waiting, forward);
+    }
+}
+
 static void a_retained_graph_releases_when_backward_moves_on(void **state)
 {
     fixture *f = *state;
@@ -498,6 +523,8 @@ int main(void)
         TEST(an_aborted_forward_is_closed_by_the_next),
         TEST(watched_calls_have_frames_although_they_are_kept),
         TEST(a_replay_fills_the_live_slots_and_stops),
+        TEST(a_call_may_save_thousands_of_tensors),
+        TEST(forwards_without_a_backward_are_counted),
         TEST(a_retained_graph_releases_when_backward_moves_on),
         TEST(a_replay_that_differs_is_refused),
         TEST(slots_dropped_during_a_replay_are_not_waited_for),

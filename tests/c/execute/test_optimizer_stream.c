@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/thread.h"
+#include "memscale/hostmem.h"
 #include "state_twins.h"
 #include "test_common.h"
 
@@ -240,6 +241,8 @@ static void closing_in_the_middle_leaves_nothing(void **state)
 {
     (void)state;
     ms_error err = {0};
+    ms_hostmem_stats before, after;
+    ms_hostmem_get_stats(&before);
     ms_optimizer_stream *stream = twin_stream(UINT64_MAX);
     twin twins[TENSORS];
     twins_open(twins, stream, 1);
@@ -249,7 +252,11 @@ static void closing_in_the_middle_leaves_nothing(void **state)
         twin_step_memory(&twins[0], step);
         assert_ms_ok(ms_optimizer_stream_update(stream, ids[0], &twin_group, &twins[0].disk, 1, &err), err);
     }
+    ms_hostmem_get_stats(&after);
+    assert_true(after.live_bytes > before.live_bytes); /* the buffers */
     twins_close(twins, stream);
+    ms_hostmem_get_stats(&after);
+    assert_int_equal(after.live_bytes, before.live_bytes);
 }
 
 static void a_killed_process_leaves_no_file(void **state)
@@ -414,6 +421,11 @@ static void bad_calls_are_refused_and_change_nothing(void **state)
     ms_optimizer_form bad = {.moments = MS_ADAMW_MOMENTS_8BIT, .has_max_exp_avg_sq = true, .count = 1};
     uint64_t id;
     assert_ms_fails(ms_optimizer_stream_add(stream, &bad, &id, &err), MS_EINVAL, err, "amsgrad");
+    const ms_optimizer_form unknown[] = {{.weights = MS_ADAMW_WEIGHTS_COUNT, .count = 1},
+                                         {.moments = MS_ADAMW_MOMENTS_COUNT, .count = 1}};
+    for (size_t i = 0; i < sizeof unknown / sizeof unknown[0]; i++) {
+        assert_ms_fails(ms_optimizer_stream_add(stream, &unknown[i], &id, &err), MS_EINVAL, err, "no known kind");
+    }
     bad = twin_plain(0);
     assert_ms_fails(ms_optimizer_stream_add(stream, &bad, &id, &err), MS_EINVAL, err, "0 elements");
     ms_optimizer_stream_close(stream);

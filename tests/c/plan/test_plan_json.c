@@ -148,6 +148,27 @@ static void a_malformed_plan_is_refused_with_its_place(void **state)
     refused("part/extra", json_true(), MS_EFORMAT, "$.explanation.peak.parts[0]");
 }
 
+static void selections_refused(const char *selections, const char *part)
+{
+    refused("selections", json_loads(selections, JSON_DECODE_ANY, NULL), MS_EFORMAT, part);
+}
+
+static void a_malformed_selection_is_refused_with_its_place(void **state)
+{
+    (void)state;
+    selections_refused("5", "$.selections");
+    selections_refused("[5]", "$.selections[0]");
+    selections_refused("[{\"slot_bytes\": [4]}]", "$.selections[0]");
+    selections_refused("[{\"dropped\": []}]", "$.selections[0]");
+    selections_refused("[{\"slot_bytes\": [4], \"dropped\": [], \"extra\": 1}]", "extra");
+    selections_refused("[{\"slot_bytes\": [-4], \"dropped\": []}]", "$.selections[0].slot_bytes[0]");
+    selections_refused("[{\"slot_bytes\": [], \"dropped\": [0]}]", "there are no slots");
+    selections_refused("[{\"slot_bytes\": [4, 8], \"dropped\": [2]}]", "$.selections[0].dropped[0]");
+    selections_refused("[{\"slot_bytes\": [4, 8], \"dropped\": [1, 1]}]", "a slot is listed twice");
+    selections_refused("[{\"slot_bytes\": [4], \"dropped\": [], \"two_valued\": [{\"slot\": 0}]}]",
+                       "$.selections[0].two_valued[0]");
+}
+
 static void malformed_json_is_refused(void **state)
 {
     (void)state;
@@ -271,6 +292,7 @@ int main(void)
         cmocka_unit_test(every_member_survives_the_round_trip),
         cmocka_unit_test(a_plan_without_entries_survives),
         cmocka_unit_test(a_malformed_plan_is_refused_with_its_place),
+        cmocka_unit_test(a_malformed_selection_is_refused_with_its_place),
         cmocka_unit_test(malformed_json_is_refused),
         cmocka_unit_test(reading_and_writing_fail_cleanly_out_of_memory),
         cmocka_unit_test(the_table_names_need_budget_and_layers),

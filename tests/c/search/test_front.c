@@ -1,8 +1,8 @@
 /*
  * The front of ms__search_front(): the candidates that no other dominates, the fastest first, against a search of all
- * pairs; for either time, for light candidates only, and thinned.
+ * pairs; for either time, for light candidates only, and thinned. And the one that a forced plan takes.
  */
-#include "search/search.h"
+#include "search/select.h"
 #include "test_common.h"
 
 enum { MOST = 40, ROUNDS = 200 };
@@ -101,10 +101,35 @@ static void the_front_has_what_no_other_dominates_the_fastest_first(void **state
     free(search);
 }
 
+/* The first candidate keeps everything; the others are as fast. */
+static void a_forced_plan_keeps_everything_only_if_nothing_shrinks_the_tensors(void **state)
+{
+    (void)state;
+    ms__search *search = calloc(1, sizeof *search);
+    assert_non_null(search);
+    search->items = items;
+    search->rows = rows;
+    search->row_bytes = 1;
+    search->count = 3;
+    for (size_t i = 0; i < 3; i++) {
+        items[i] = (ms__candidate){.fixed_bytes = 30, .live_peak_bytes = 20, .boundary_bytes = 9};
+        rows[i] = (uint8_t)i;
+    }
+    items[1].fixed_bytes = items[2].fixed_bytes = 10; /* not of tensors */
+    assert_int_equal(ms__select_forced(search), 0);
+    items[2].boundary_bytes = 8;
+    items[2].fixed_bytes = 50; /* its slab */
+    assert_int_equal(ms__select_forced(search), 2);
+    items[1].boundary_bytes = 8;
+    assert_int_equal(ms__select_forced(search), 1);
+    free(search);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_front_has_what_no_other_dominates_the_fastest_first),
+        cmocka_unit_test(a_forced_plan_keeps_everything_only_if_nothing_shrinks_the_tensors),
     };
     return cmocka_run_group_tests_name("front", tests, NULL, NULL);
 }

@@ -1,0 +1,180 @@
+/*
+ * The candidates that each family proposes for some graphs on some machines are those of candidates.golden: a change of
+ * a family shows there, also if no plan of plans.golden takes one of its candidates.
+ * `MEMSCALE_WRITE_GOLDEN=1 meson test -C build/test candidates` writes the file.
+ *
+ * A line is a graph on a machine. For each family: how many candidates there are after it, and a checksum of them all.
+ */
+#include <xxhash.h>
+
+#include "memscale/rules.h"
+#include "plan_subjects.h"
+#include "search/search.h"
+
+enum { LINE_MOST = 1024, FRONT_MOST = 20 };
+
+/* As after packing: single nodes are packed and unpacked. */
+static void refine_packing(ms__search *search)
+{
+    search->packing_offered = true;
+    ms__families_refine(search);
+}
+
+static void segments(ms__search *search)
+{
+    ms__families_segment(search);
+    search->offered |= search->segment_techniques;
+}
+
+static void around_the_last(ms__search *search)
+{
+    ms__families_around(search, search->count - 1);
+}
+
+static const struct family {
+    const char *name;
+    void (*propose)(ms__search *search);
+} families[] = {
+    {"uniform", ms__families_uniform},
+    {"split", ms__families_split},
+    {"greedy", ms__families_greedy},
+    {"mixed", ms__families_mixed},
+    {"refine", ms__families_refine},
+    {"selective", ms__families_selective},
+    {"segments", segments},
+    {"around", around_the_last},
+    {"packing", ms__families_packing},
+    {"packed moves", ms__families_packing_moves},
+    {"refine packing", refine_packing},
+};
+
+static uint64_t checksum_of(ms__search *search)
+{
+    XXH64_state_t hash;
+    size_t front[FRONT_MOST];
+    XXH64_reset(&hash, 0);
+    for (size_t i = 0; i < search->count; i++) {
+        const ms__candidate *item = &search->items[i];
+        const uint64_t numbers[] = {item->window,
+                                    item->step,
+                                    item->uniform,
+                                    item->light,
+                                    item->step_ns,
+                                    item->work_ns,
+                                    item->fixed_bytes,
+                                    item->live_peak_bytes,
+                                    item->activation_peak_bytes,
+                                    item->boundary_bytes,
+                                    item->held_most_bytes};
+        XXH64_update(&hash, numbers, sizeof numbers);
+        XXH64_update(&hash, ms__candidate_row(search, i), search->row_bytes);
+    }
+    size_t count = ms__search_front(search, MS__FRONT_UNCACHED, false, search->count, front, FRONT_MOST);
+    XXH64_update(&hash, front, count * sizeof *front);
+    return XXH64_digest(&hash);
+}
+
+/* Every family begins with as many replays, in each step in turn. */
+static void write_families(FILE *out, ms__search *search)
+{
+    for (size_t i = 0; i < sizeof families / sizeof families[0]; i++) {
+        for (uint32_t step = 0; step < search->step_count; step++) {
+            search->replays_left = search->replays_most / 8;
+            ms__search_use(search, step);
+            families[i].propose(search);
+        }
+        fprintf(out, "; %s %zu %016llx", families[i].name, search->count, (unsigned long long)checksum_of(search));
+    }
+    fputc('\n', out);
+}
+
+/* With all techniques that the rules admit at half the need. */
+static void open_search(fixture_planning *f, ms__search *search)
+{
+    ms_admission *admissions = ms_calloc(f->graph->node_count, sizeof *admissions);
+    ms_pressure pressure;
+    uint32_t rules[MS_STEP_OPTION_COUNT];
+    ms_error err;
+    assert_non_null(admissions);
+    uint64_t need_bytes = fixture_need(f);
+    f->config.memory_budget_bytes = need_bytes / 2;
+    ms_pressure_of(need_bytes, f->hardware, &f->config, &pressure);
+    assert_ms_ok(ms_rules_admit(f->graph, f->hardware, &f->config, &pressure, admissions, &err), err);
+    ms__step_case facts = {f->graph, f->hardware, &f->config, &pressure};
+    uint32_t options = ms__step_options_admit(&facts, rules);
+    assert_ms_ok(ms__search_open(f->graph, f->hardware, &f->config, admissions, false, options, search, &err), err);
+    ms_free(admissions);
+}
+
+static void write_candidates(FILE *out, const plan_subject *subject, const plan_machine *machine)
+{
+    fixture_planning f = plan_subject_open(subject, machine);
+    ms__search search;
+    open_search(&f, &search);
+    fprintf(out, "%s, %s: %u steps", subject->name, machine->name, search.step_count);
+    write_families(out, &search);
+    assert_false(search.out_of_memory);
+    ms__search_close(&search);
+    fixture_close(&f);
+}
+
+static void compare_candidates(FILE *golden, bool writes, const plan_subject *subject, const plan_machine *machine)
+{
+    char *text = NULL, expected[LINE_MOST];
+    size_t length = 0;
+    FILE *out = open_memstream(&text, &length);
+    assert_non_null(out);
+    write_candidates(out, subject, machine);
+    assert_int_equal(fclose(out), 0);
+    if (writes) {
+        fputs(text, golden);
+    } else {
+        assert_non_null(fgets(expected, sizeof expected, golden));
+        assert_string_equal(text, expected);
+    }
+    free(text);
+}
+
+static void candidates_are_the_golden_ones(void **state)
+{
+    (void)state;
+    bool writes = getenv("MEMSCALE_WRITE_GOLDEN") != NULL;
+    FILE *golden = fopen(test_data("search/candidates.golden"), writes ? "w" : "r");
+    assert_non_null(golden);
+    for (size_t i = 0; i < PLAN_SUBJECTS; i++) {
+        for (size_t j = 0; j < PLAN_MACHINES; j++) {
+            compare_candidates(golden, writes, &plan_subjects[i], &plan_machines[j]);
+        }
+    }
+    char more[LINE_MOST];
+    assert_true(writes || fgets(more, sizeof more, golden) == NULL);
+    assert_int_equal(fclose(golden), 0);
+}
+
+static void without_replays_only_what_must_be_added_is(void **state)
+{
+    (void)state;
+    fixture_planning f = plan_subject_open(&plan_subjects[0], &plan_machines[0]);
+    ms__search search;
+    open_search(&f, &search);
+    search.replays_left = 0;
+    ms__families_uniform(&search);
+    size_t count = search.count;
+    assert_true(count > 1);
+    assert_int_equal(search.replays_left, 0);
+    ms__families_split(&search);
+    ms__families_mixed(&search);
+    ms__families_refine(&search);
+    assert_int_equal(search.count, count);
+    ms__search_close(&search);
+    fixture_close(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(candidates_are_the_golden_ones),
+        cmocka_unit_test(without_replays_only_what_must_be_added_is),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

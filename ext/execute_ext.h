@@ -2,6 +2,7 @@
  * execute_ext.h - declarations that the files of the execute room share. Bottom up:
  *
  *   execute_torch.c   torch objects, looked up once; properties of a tensor
+ *   execute_top.c     the saved-tensor hooks on top of a thread's stack
  *   execute_memory.c  references to storages: the callbacks of ms_execute_host
  *   execute_device.c  a GPU's memory and streams
  *   execute_bits.c    a GPU's masks as bits
@@ -38,7 +39,7 @@ typedef struct ms_torch {
         *tensor_data_ptr; /* methods */
     PyObject *weak_ref, *nbytes, *data_ptr;                                   /* of storages */
     PyObject *expired, *new_with_weak_ptr, *free_weak_ref;                    /* static */
-    PyObject *push_hooks, *pop_hooks, *top_hooks, *hooks_enabled, *sequence_number;
+    PyObject *push_hooks, *pop_hooks, *hooks_enabled, *sequence_number;
     PyObject *empty, *uint8, *int64, *truth, *empty_tensor;
     PyObject *zero_args, *empty_bytes_kwargs;
     /* attribute names */
@@ -48,6 +49,14 @@ typedef struct ms_torch {
 
 /* NULL with an exception if torch lacks one of them. */
 const ms_torch *ms_ext_torch(void);
+
+/* Finds how this torch tells the top of a stack of saved-tensor hooks; `autograd` is torch._C._autograd, and `torch` has
+ * all of its objects. -1 with an exception if it does not tell. */
+int ms_ext_find_top(const ms_torch *torch, PyObject *autograd);
+
+/* The pack callable on top of this thread's stack of saved-tensor hooks, a new reference; None if the stack is empty;
+ * NULL with an exception. */
+PyObject *ms_ext_top_pack(void);
 
 /* The value of a bool attribute, or of a method without arguments: 1, 0, or -1 with an exception. */
 int ms_ext_flag(PyObject *object, PyObject *name);

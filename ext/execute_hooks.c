@@ -18,17 +18,16 @@ typedef enum top_hook { TOP_NONE, TOP_OURS, TOP_OTHER, TOP_FOREIGN, TOP_FAILED }
 /* Sets *region, borrowed, if the hooks on top belong to an execution; else NULL or unchanged. */
 static top_hook look_at_top(const ms_execution *self, ms_region **region)
 {
-    PyObject *top = PyObject_CallFunctionObjArgs(ms_ext_torch()->top_hooks, Py_True, NULL);
-    if (top == NULL) {
+    PyObject *pack = ms_ext_top_pack();
+    if (pack == NULL) {
         return TOP_FAILED;
     }
     top_hook found = TOP_NONE;
-    if (top != Py_None) {
-        PyObject *pack = PyTuple_GetItem(top, 0);
-        *region = pack != NULL ? ms_ext_region_of_hook(pack) : NULL;
+    if (pack != Py_None) {
+        *region = ms_ext_region_of_hook(pack);
         found = *region == NULL ? TOP_FOREIGN : (*region)->execution == self ? TOP_OURS : TOP_OTHER;
     }
-    Py_DECREF(top);
+    Py_DECREF(pack);
     return found;
 }
 

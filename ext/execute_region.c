@@ -146,15 +146,14 @@ static PyObject *begin_replay(PyObject *self, PyObject *whole)
 static int pop_down_to(ms_region *region)
 {
     for (;;) {
-        PyObject *top = PyObject_CallFunctionObjArgs(ms_ext_torch()->top_hooks, Py_True, NULL);
-        if (top == NULL || top == Py_None) {
-            Py_XDECREF(top);
-            return top != NULL ? 0 : -1;
+        PyObject *pack = ms_ext_top_pack();
+        if (pack == NULL || pack == Py_None) {
+            Py_XDECREF(pack);
+            return pack != NULL ? 0 : -1;
         }
-        PyObject *pack = PyTuple_GetItem(top, 0);
-        bool is_ours = pack != NULL && PyCFunction_Check(pack) && PyCFunction_GetSelf(pack) == (PyObject *)region;
-        Py_DECREF(top);
-        if (pack == NULL || ms_ext_pop_hooks() != 0) {
+        bool is_ours = PyCFunction_Check(pack) && PyCFunction_GetSelf(pack) == (PyObject *)region;
+        Py_DECREF(pack);
+        if (ms_ext_pop_hooks() != 0) {
             return -1;
         }
         if (is_ours) {

@@ -59,7 +59,6 @@ static int look_up_objects(PyObject *torch)
         {&t->free_weak_ref, "UntypedStorage._free_weak_ref"},
         {&t->push_hooks, "_C._autograd._push_saved_tensors_default_hooks"},
         {&t->pop_hooks, "_C._autograd._pop_saved_tensors_default_hooks"},
-        {&t->top_hooks, "_C._autograd._top_saved_tensors_default_hooks"},
         {&t->hooks_enabled, "_C._autograd._saved_tensors_hooks_is_enabled"},
         {&t->sequence_number, "autograd._get_sequence_nr"},
         {&t->empty, "empty"},
@@ -109,6 +108,14 @@ static int make_constants(void)
     return t->empty_tensor != NULL ? 0 : -1;
 }
 
+static int find_top(PyObject *torch)
+{
+    PyObject *autograd = look_up(torch, "_C._autograd");
+    int rc = autograd != NULL ? ms_ext_find_top(&torch_table, autograd) : -1;
+    Py_XDECREF(autograd);
+    return rc;
+}
+
 const ms_torch *ms_ext_torch(void)
 {
     if (torch_is_ready) {
@@ -118,7 +125,7 @@ const ms_torch *ms_ext_torch(void)
     if (torch == NULL) {
         return NULL;
     }
-    int rc = look_up_objects(torch) != 0 || intern_names() != 0 || make_constants() != 0;
+    int rc = look_up_objects(torch) != 0 || intern_names() != 0 || make_constants() != 0 || find_top(torch) != 0;
     Py_DECREF(torch);
     torch_is_ready = rc == 0;
     return torch_is_ready ? &torch_table : NULL;

@@ -7,7 +7,7 @@
 
 enum { ARRAY_MAX = 64 };
 
-static void *find_function(const char *name)
+void *ms_ext_torch_function(const char *name)
 {
     static void *library;
     if (strcmp(name, "ms_ext_float_control") == 0) {
@@ -75,7 +75,7 @@ static int number_of(const char *parser, PyObject *text, uint64_t *number)
     } string = {.start = string.content};
     Py_ssize_t length;
     const char *utf8 = ms_ext_utf8(text, "name", &length);
-    void *found = find_function(parser);
+    void *found = ms_ext_torch_function(parser);
     if (utf8 == NULL) {
         return -1;
     }
@@ -93,7 +93,7 @@ static int number_of(const char *parser, PyObject *text, uint64_t *number)
 static int read_argument(PyObject *given, uint64_t *number)
 {
     if (given == Py_None) {
-        void *function = find_function("_ZN2at13globalContextEv");
+        void *function = ms_ext_torch_function("_ZN2at13globalContextEv");
         *number = function != NULL ? (uint64_t)(uintptr_t)((void *(*)(void))function)() : 0;
         return function == NULL;
     }
@@ -120,7 +120,7 @@ int ms_ext_read_probe(PyObject *given, ms_ext_probe *out)
                                           "arguments");
         return -1;
     }
-    out->function = find_function(symbol);
+    out->function = ms_ext_torch_function(symbol);
     int rc = out->function == NULL;
     for (int i = 0; rc == 0 && i < out->arg_count; i++) {
         rc = read_argument(PyTuple_GetItem(args, i), &out->args[i]);

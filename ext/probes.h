@@ -9,6 +9,9 @@
 
 #include "common.h"
 
+/* A function or variable of libtorch_cpu.so; NULL if it has none of that name. */
+void *ms_ext_torch_function(const char *symbol);
+
 /* A function of torch that returns a number of 1 to 4 bytes, or an array of 17 to 64 bytes of 4-byte numbers below 16;
  * or a variable of torch, if `arg_count` is -1. */
 typedef struct ms_ext_probe {

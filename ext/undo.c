@@ -142,20 +142,10 @@ static PyObject *hold(PyObject *object, PyObject *lock)
 
 /* ---- saved-tensor hooks that hold without a graph ---------------------------------- */
 
-/* The pack callable on top of this thread's stack of hooks: a new reference; None if the stack is empty. */
-static PyObject *top_pack(void)
-{
-    PyObject *top = PyObject_CallFunctionObjArgs(ms_ext_torch()->top_hooks, Py_True, NULL);
-    PyObject *pack = top != NULL && top != Py_None ? PyTuple_GetItem(top, 0) : top;
-    Py_XINCREF(pack);
-    Py_XDECREF(top);
-    return pack;
-}
-
 static PyObject *note_hooks(PyObject *object, PyObject *none)
 {
     (void)none;
-    PyObject *pack = top_pack();
+    PyObject *pack = ms_ext_top_pack();
     int rc = pack != NULL ? append((undo *)object, NOTE_HOOKS, pack, Py_None) : -1;
     Py_XDECREF(pack);
     return none_if(rc == 0);
@@ -165,7 +155,7 @@ static PyObject *note_hooks(PyObject *object, PyObject *none)
 static int pop_hooks_above(PyObject *wanted)
 {
     for (;;) {
-        PyObject *pack = top_pack();
+        PyObject *pack = ms_ext_top_pack();
         bool is_there = pack == wanted || pack == Py_None;
         Py_XDECREF(pack);
         if (pack == NULL || is_there) {

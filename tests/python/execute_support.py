@@ -252,3 +252,17 @@ def few_threads() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+def no_hooks_left() -> bool:
+    """Whether this thread's stack of saved-tensor hooks is empty."""
+    hooks: Any = torch._C._autograd
+    if hasattr(hooks, "_top_saved_tensors_default_hooks"):
+        return hooks._top_saved_tensors_default_hooks(True) is None
+    try:  # torch before 2.8
+        hooks._saved_tensors_hooks_disable("some are left")
+        return True
+    except RuntimeError:
+        return False
+    finally:
+        hooks._saved_tensors_hooks_enable()

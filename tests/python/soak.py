@@ -31,7 +31,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from execute_support import assert_nothing_left, hook_tables, plan_json, state_of, uniform
+from execute_support import assert_nothing_left, hook_tables, no_hooks_left, plan_json, state_of, uniform
 from soak_models import Subject, subject_of
 
 import memscale
@@ -231,7 +231,7 @@ def stacks() -> dict[str, Any]:
         "grad": torch.is_grad_enabled(),
         "autocast": torch.is_autocast_enabled("cpu"),
         "saved-tensor hooks": torch._C._autograd._saved_tensors_hooks_is_enabled(),
-        "hooks on the stack": torch._C._autograd._top_saved_tensors_default_hooks(True) is not None,
+        "hooks on the stack": not no_hooks_left(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "dtype": torch.get_default_dtype(),
         "threads": torch.get_num_threads(),

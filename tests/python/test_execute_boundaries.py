@@ -21,6 +21,7 @@ from execute_support import (
     forward,
     gradients,
     hook_tables,
+    no_hooks_left,
     plan_json,
     seed_everything,
     stored,
@@ -406,7 +407,7 @@ def test_a_layer_that_saves_something_else_is_refused_by_name(technique, tmp_pat
         out = model(torch.randn(3, 4, requires_grad=True))
         with pytest.raises(IntegrationError, match=r"layer 1 \(call 0\): saved tensor \d is torch.float32\[2, 4\]"):
             out.sum().backward()
-        assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+        assert no_hooks_left()
         del out
         assert_nothing_left(executor)
 
@@ -445,7 +446,7 @@ def test_an_error_inside_a_replay_reaches_the_caller(tmp_path):
         with pytest.raises(ZeroDivisionError):
             out.sum().backward()
         assert torch.equal(state, torch.get_rng_state())
-        assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+        assert no_hooks_left()
         del out
         assert_nothing_left(executor)
 

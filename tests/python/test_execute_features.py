@@ -17,6 +17,7 @@ from execute_support import (
     executing,
     forward,
     gradients,
+    no_hooks_left,
     rng_states,
     seed_everything,
     state_of,
@@ -210,7 +211,7 @@ def test_an_exception_in_forward(technique, where, tmp_path):
             x = torch.ones(3, requires_grad=True)
             (x.exp() * x).sum().backward()
         loss_of(forward(case, model, 1)).backward()
-        assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+        assert no_hooks_left()
 
     both("gpt2", technique, tmp_path, run)
 

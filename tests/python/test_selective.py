@@ -15,6 +15,7 @@ from execute_support import (
     executing,
     forward,
     hook_counts,
+    no_hooks_left,
     train,
     twins,
     uniform,
@@ -309,7 +310,7 @@ def test_an_interrupted_forward_leaves_nothing_once_the_interrupt_is_handled(tmp
     with executing(model, uniform(model, "selective_4"), tmp_path) as executor:
         interrupt(model, x)
         assert _get_current_dispatch_mode() is None
-        assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+        assert no_hooks_left()
         assert not executor._core.in_root() and not executor._forwards
         assert_nothing_left(executor)
 

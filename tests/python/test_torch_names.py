@@ -62,6 +62,35 @@ def test_what_can_be_done_without_has_a_notice_and_the_same_bits(monkeypatch, ca
     assert torch.equal(logits.grad, expected)
 
 
+def test_a_torch_that_lacks_some_is_refused_with_its_version(monkeypatch):
+    """What a user of torch 2.5 reads if that version lacks a name."""
+    monkeypatch.setattr(torch, "__version__", "2.5.1")
+    monkeypatch.delattr(torch._C, "_DisableAutocast")
+    with pytest.raises(memscale.IntegrationError) as caught:
+        memscale.wrap(torch.nn.Linear(3, 3))
+    assert "torch 2.5.1 does not have (making single results again: torch._C._DisableAutocast)" in str(caught.value)
+
+
+def test_a_torch_that_does_not_tell_the_top_of_the_hooks_is_used_or_refused():
+    """Python is told from 2.8 on. Before, a function of the library tells C, by a name that 2.8 no longer has."""
+    run(
+        """
+        import torch, memscale
+        from torch._C import _autograd
+        tells = getattr(_autograd, "_top_saved_tensors_default_hooks", None)
+        if tells is not None:
+            del _autograd._top_saved_tensors_default_hooks
+        try:
+            memscale.wrap(torch.nn.Linear(3, 3))
+        except memscale.IntegrationError as error:
+            assert tells is not None and "_top_saved_tensors_default_hooks" in str(error), error
+            assert torch.__version__ in str(error), error
+        else:
+            assert tells is None
+        """
+    )
+
+
 def test_the_sources_use_no_other():
     private = re.compile(r"\btorch((?:\.\w+)*\.(?:_C|overrides|_python_dispatch|_subclasses\.fake_tensor)\.[\w.]+)")
     used = {found[1:] for path in PACKAGE.rglob("*.py") for found in private.findall(path.read_text())}

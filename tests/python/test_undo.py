@@ -15,6 +15,7 @@ from functools import partial
 
 import pytest
 import torch
+from execute_support import no_hooks_left
 
 from memscale import _core
 from memscale.base.environment import Environment
@@ -195,8 +196,6 @@ def test_settings_that_are_changed_meanwhile_are_put_back():
 
 
 def test_saved_tensor_hooks_are_popped():
-    top = torch._C._autograd._top_saved_tensors_default_hooks
-
     def change(undo):
         undo.own_hooks()
         torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t).__enter__()
@@ -204,7 +203,7 @@ def test_saved_tensor_hooks_are_popped():
 
     with pytest.raises(_Stop):
         _core.guarded(change)
-    assert top(True) is None
+    assert no_hooks_left()
 
 
 def test_settings_are_those_of_the_forward_and_then_those_of_backward_again():

@@ -14,6 +14,8 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+import torch.backends.mha  # torch 2.6 imports it and opt_einsum only when they are needed
+import torch.backends.opt_einsum
 
 from .. import _core
 from ..device import ACCELERATORS, AUTOCAST_KINDS

@@ -18,7 +18,8 @@ __all__ = ["check_torch", "torch_has"]
 
 _log = logging.getLogger("memscale")
 
-# Names below `torch`, grouped by the code that uses them. ext/execute_torch.c lists the extension's names.
+# Names below `torch`, grouped by the code that uses them. ext/execute_torch.c and
+# ext/execute_top.c list the extension's names.
 _REQUIRED: dict[str, tuple[str, ...]] = {
     "following a step": (
         "_C._functorch.maybe_current_level",

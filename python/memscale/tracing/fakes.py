@@ -84,8 +84,10 @@ class Twins:
         converter = self.mode.fake_tensor_converter.meta_converter
         converter.tensor_memo.clear()
         converter.storage_memo.clear()
-        converter.describer.lookup_tensor.clear()
-        converter.describer.lookup_storage.clear()
+        # Their own clear() asks each weak reference for its object. In torch 2.6 and 2.8 that frees a storage twice
+        # if torch still counts weak references to it.
+        converter.describer.lookup_tensor.data.clear()
+        converter.describer.lookup_storage.data.clear()
 
 
 def copy_of_storage(size_bytes: int) -> torch.UntypedStorage:

@@ -36,7 +36,8 @@ _LITERAL = torch.ops.aten.lift_fresh.default
 _RECURRENT = torch.ops.aten.mkldnn_rnn_layer.default
 _DRAWS = frozenset({torch.ops.aten.rand.default, torch.ops.aten.rand.generator})
 """Operators of whose numbers models leave a layer out if one is small. A trace draws the largest: every layer runs."""
-_OTHER_TYPES = frozenset({torch.ops.aten._local_scalar_dense.default, torch.ops.aten._grouped_mm.default, _RECURRENT})
+_GROUPED = torch.ops.aten._grouped_mm.default if hasattr(torch.ops.aten, "_grouped_mm") else None  # torch 2.6 has none
+_OTHER_TYPES = frozenset({torch.ops.aten._local_scalar_dense.default, _GROUPED, _RECURRENT})
 """Operators whose fake kernels take other types, or give other results, than the real ones."""
 
 
@@ -221,7 +222,7 @@ def _kernels() -> dict[Any, Callable[..., Any]]:
     }
     return {
         aten._local_scalar_dense.default: _scalar_of,
-        aten._grouped_mm.default: _grouped_product,
+        **({_GROUPED: _grouped_product} if _GROUPED is not None else {}),
         _RECURRENT: _recurrent_layer,
         aten.masked_select.default: _sized_by(1, torch.count_nonzero, aten.masked_select.default, _selected),
         aten.nonzero.default: _sized_by(0, torch.count_nonzero, aten.nonzero.default, _places),
@@ -267,7 +268,7 @@ def _ctc_losses(longest: int, args: tuple[Any, ...]) -> tuple[torch.Tensor, torc
 
 
 def _grouped_product(left: torch.Tensor, right: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    kernel = torch.ops.aten._grouped_mm.default
+    kernel: Any = _GROUPED
     if left.dtype is torch.bfloat16:
         made: torch.Tensor = kernel(left, right, *args, **kwargs)
         return made

@@ -18,7 +18,7 @@ from typing import Any
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 import torch
-from execute_support import uniform
+from execute_support import no_hooks_left, uniform
 from torch import nn
 
 import memscale
@@ -115,7 +115,7 @@ def stacks() -> tuple[Any, ...]:
         c._len_torch_dispatch_stack(),
         torch.is_grad_enabled(),
         torch.is_autocast_enabled("cpu"),
-        c._autograd._top_saved_tensors_default_hooks(True) is None,
+        no_hooks_left(),
     )
 
 

@@ -7,6 +7,7 @@ continues without a profile.
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from ..base.after_backward import in_backward
 from ..base.arguments import plain_tensors
 from ..base.aside import is_replaying
 from ..base.composites import Without
+from ..base.modes import retire
 from ..base.signature import describe_arguments
 from ..base.weak import weak_method
 from ..errors import MemScaleError, ProfileError
@@ -28,6 +30,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["LiveProfile"]
+
+
+# Of a graph without tokens: the local variable that is asked about, and the call that asks.
+_OWN_REFERENCES = 2
 
 
 class _Events:
@@ -89,15 +95,24 @@ class _StepTracer(LiveTracer):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
+class _Graph:
+    """The autograd graph of a profiled forward: it dies with the last token of a tensor that the graph has saved."""
+
+    __slots__ = ("__weakref__",)
+
+
 class _Token:
     """The token of one saved tensor, which lives as long as the tensor's handle."""
 
-    __slots__ = ("_node", "_serial", "_tracer")
+    __slots__ = ("_graph", "_node", "_serial", "_tracer")
 
-    def __init__(self, tracer: LiveTracer, node: int, serial: int) -> None:
-        self._tracer = weakref.ref(tracer)
+    def __init__(
+        self, tracer: Callable[[], LiveTracer | None], node: int, serial: int, graph: _Graph | None = None
+    ) -> None:
+        self._tracer = tracer
         self._node = node
         self._serial = serial
+        self._graph = graph
 
     def unpacked(self) -> None:
         """Autograd asks for the tensor. What is done until it is given belongs to the plan of the warm-up."""
@@ -123,8 +138,21 @@ class _Token:
             tracer.dropped(self._node, self._serial)
 
 
+def _observer(profile: LiveProfile) -> Callable[[torch.Tensor], _Token]:
+    """Makes the tokens of `profile`. C holds this function, and must not keep the profile alive: the garbage collector
+    does not see what C holds."""
+    known = weakref.ref(profile)
+
+    def token(tensor: torch.Tensor) -> _Token:
+        alive = known()
+        return _Token(lambda: None, NO_NODE, 0) if alive is None else alive._token(tensor)
+
+    return token
+
+
 class LiveProfile:
-    """One profiled step, from the root's forward to the point after the optimizer.
+    """One profiled step, from the root's forward to the point after the optimizer. It ends early if no backward can
+    follow any more: the graph of the forward is gone, or the model is.
 
     Args:
         model: the root module.
@@ -143,7 +171,11 @@ class LiveProfile:
         in_parts: bool = False,
     ) -> None:
         self._observe = observe
-        self._model = weakref.ref(model)  # not its parameters: a weak reference keeps torch from swapping them
+        # Not to its parameters: a weak reference keeps torch from swapping them.
+        self._model = weakref.ref(model, weak_method(self, "_comes_to_nothing"))
+        self._graph: _Graph | None = _Graph()
+        self._graph_ends: weakref.ref[_Graph] | None = None
+        self._is_over = False
         self._phase = "forward"
         self._in_parts = in_parts
         self._thread = threading.current_thread()
@@ -155,7 +187,7 @@ class LiveProfile:
         tracer.resident_batch(plain_tensors((args, kwargs)))
         self._tracer = tracer
         self._composites = Without(tracer)
-        observe(self._token)
+        observe(_observer(self))
         self._losses = None if in_parts else marking(tracer)
         if self._losses is not None:
             self._losses.start()
@@ -174,12 +206,20 @@ class LiveProfile:
         return not self._thread.is_alive()
 
     def discard(self) -> None:
-        """Ends the profile without a graph. On another thread than the step's, its modes stay on and report nothing."""
-        if self.is_mine:
-            self._end()
-            return
-        self._observe(None)
-        self._tracer.pause()
+        """Ends the profile without a graph. If another thread than the step's calls this, its modes report nothing, and
+        stay on there until that thread's next forward of a wrapped model."""
+        if not self.is_mine:
+            self._tracer.pause()
+        self._end()
+
+    def _comes_to_nothing(self, _: Any = None) -> None:
+        """The model is gone, or the graph before its backward: the step can't be completed."""
+        if not self._is_over and self._phase in ("forward", "loss"):
+            self.discard()
+
+    def __del__(self) -> None:
+        if not self._is_over:
+            self.discard()
 
     @property
     def refused(self) -> MemScaleError | None:
@@ -187,11 +227,12 @@ class LiveProfile:
         return self._tracer.refused
 
     def _token(self, tensor: torch.Tensor) -> _Token:
+        tracer = weakref.ref(self._tracer)
         if not self.is_mine:
-            return _Token(self._tracer, NO_NODE, 0)
+            return _Token(tracer, NO_NODE, 0)
         if self._composites.is_off:
             self._tracer.born(tensor)
-        return _Token(self._tracer, *self._tracer.saved(tensor))
+        return _Token(tracer, *self._tracer.saved(tensor), self._graph)
 
     def enter(self, name: str, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A layer's call begins."""
@@ -215,6 +256,13 @@ class LiveProfile:
         if self._phase == "forward":
             self._tracer.outputs(output)
             self._advance("loss")
+            self._watch_graph()
+
+    def _watch_graph(self) -> None:
+        """From now on only its tokens hold the graph. A forward that saved nothing has none."""
+        graph, self._graph = self._graph, None
+        if graph is not None and sys.getrefcount(graph) > _OWN_REFERENCES:
+            self._graph_ends = weakref.ref(graph, weak_method(self, "_comes_to_nothing"))
 
     def backward_began(self) -> None:
         """Backward has begun: autograd unpacks the first saved tensor."""
@@ -232,10 +280,12 @@ class LiveProfile:
             self._advance("optimizer")
 
     def _end(self) -> None:
-        self._observe(None)
-        self._stop_marking()
-        self._composites.stop()
-        self._tracer.stop()
+        if not self._is_over:
+            self._is_over = True
+            self._observe(None)
+        for mode in (self._losses, self._composites, self._tracer):
+            if mode is not None:
+                retire(mode)
 
     def _stop_marking(self) -> None:
         if self._losses is not None:

@@ -80,13 +80,13 @@ static int intern_names(void)
 {
     ms_torch *t = &torch_table;
     const torch_item items[] = {
-        {&t->n_version, "_version"}, {&t->n_shape, "shape"},
-        {&t->n_dtype, "dtype"},      {&t->n_device, "device"},
-        {&t->n_is_leaf, "is_leaf"},  {&t->n_requires_grad, "requires_grad"},
-        {&t->n_is_cpu, "is_cpu"},    {&t->n_cdata, "_cdata"},
-        {&t->n_data, "data"},        {&t->n_is_quantized, "is_quantized"},
+        {&t->n_version, "_version"},    {&t->n_shape, "shape"},
+        {&t->n_dtype, "dtype"},         {&t->n_device, "device"},
+        {&t->n_is_leaf, "is_leaf"},     {&t->n_requires_grad, "requires_grad"},
+        {&t->n_is_cpu, "is_cpu"},       {&t->n_cdata, "_cdata"},
+        {&t->n_data, "data"},           {&t->n_is_quantized, "is_quantized"},
         {&t->n_is_nested, "is_nested"}, {&t->n_nbytes, "nbytes"},
-        {&t->n_f_back, "f_back"},    {&t->n_base, "_base"},
+        {&t->n_f_back, "f_back"},       {&t->n_base, "_base"},
     };
     for (size_t i = 0; i < sizeof items / sizeof items[0]; i++) {
         *items[i].place = PyUnicode_InternFromString(items[i].path);

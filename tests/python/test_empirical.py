@@ -260,6 +260,17 @@ def test_a_profiled_step_that_another_thread_ends_leaves_no_mode_on() -> None:
     assert output.isfinite().all()
 
 
+def test_a_function_may_be_traced_within_a_profiled_step() -> None:
+    """Constants of a traced function reach a dispatch mode as numbers, which torch does not take back."""
+    model = memscale.wrap(_model(), Config(force_optimize=True))
+    model(torch.randn(8, 256)).sum().backward()
+    x = torch.randn(8, 256)
+    traced = torch.jit.trace(lambda value: (value.sum(1) + 1.0).clamp_min(0), x)
+    assert _modes_on() > 0
+    assert torch.equal(traced(x), (x.sum(1) + 1.0).clamp_min(0))
+    memscale.detach(model)
+
+
 def test_parameters_may_be_swapped_within_a_profiled_step() -> None:
     model = memscale.wrap(_model(), Config(force_optimize=True))
     model(torch.randn(8, 256)).sum().backward()

@@ -433,7 +433,9 @@ class _Recursive(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.layers = torch.nn.ModuleList(
-            torch.nn.Sequential(torch.nn.Linear(12, 24), torch.nn.GELU(), torch.nn.Dropout(0.1), torch.nn.Linear(24, 12))
+            torch.nn.Sequential(
+                torch.nn.Linear(12, 24), torch.nn.GELU(), torch.nn.Dropout(0.1), torch.nn.Linear(24, 12)
+            )
             for _ in range(2)
         )
         self.last = torch.nn.Linear(12, 12)

@@ -88,8 +88,8 @@ def leave(mode: Any) -> None:
 
 
 def retire(mode: Any) -> None:
-    """Ends a mode of memscale's for good, from any thread and from destructors. If it can't leave the stack now, because
-    it is on another thread's, or one of its operators runs, `sweep()` takes it off there."""
+    """Ends a mode of memscale's for good, from any thread and from destructors. If it can't leave its stack now (that
+    is another thread's, or one of the mode's operators runs), `sweep()` takes it off there."""
     mode.is_retired = True
     leave(mode)
 

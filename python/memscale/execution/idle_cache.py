@@ -1,5 +1,5 @@
-"""Passes `use_cache=False` to a model that would make a cache in training, and tells the user; `model/caches.py` has the
-rule and the reasons."""
+"""Passes `use_cache=False` to a model that would make a cache in training, and tells the user. `model/caches.py` has
+the rule and the reasons."""
 
 from __future__ import annotations
 

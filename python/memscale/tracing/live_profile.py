@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,6 +35,8 @@ __all__ = ["LiveProfile"]
 
 # Of a graph without tokens: the local variable that is asked about, and the call that asks.
 _OWN_REFERENCES = 2
+
+_OF_NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}
 
 
 class _Events:
@@ -92,13 +95,36 @@ class _StepTracer(LiveTracer):
     ) -> Any:
         if is_replaying():
             return func(*args, **(kwargs or {}))
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        return super().__torch_dispatch__(func, types, _with_tensors(func, args), kwargs)
 
 
 class _Graph:
     """The autograd graph of a profiled forward: it dies with the last token of a tensor that the graph has saved."""
 
     __slots__ = ("__weakref__",)
+
+
+def _with_tensors(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of an operator, with tensors for numbers if only tensors will do: constants of TorchScript reach a
+    mode as numbers, which torch refuses to pass on."""
+    if not any(type(value) in _OF_NUMBERS for value in args):
+        return args
+    places = _tensor_places(func)
+    return tuple(
+        torch.scalar_tensor(value, dtype=_OF_NUMBERS[type(value)])
+        if place in places and type(value) in _OF_NUMBERS
+        else value
+        for place, value in enumerate(args)
+    )
+
+
+@cache
+def _tensor_places(func: Any) -> frozenset[int]:
+    """The places of the arguments of an operator that must be tensors."""
+    schema = getattr(func, "_schema", None)
+    if schema is None or torch._C._should_allow_numbers_as_tensors(func.overloadpacket.__name__):
+        return frozenset()
+    return frozenset(i for i, argument in enumerate(schema.arguments) if isinstance(argument.type, torch.TensorType))
 
 
 class _Token:

@@ -188,6 +188,8 @@ class LiveProfile:
             take their place, and the forward ends when the backward begins.
     """
 
+    _is_over = True  # until modes are on
+
     def __init__(
         self,
         model: torch.nn.Module,
@@ -201,7 +203,6 @@ class LiveProfile:
         self._model = weakref.ref(model, weak_method(self, "_comes_to_nothing"))
         self._graph: _Graph | None = _Graph()
         self._graph_ends: weakref.ref[_Graph] | None = None
-        self._is_over = False
         self._phase = "forward"
         self._in_parts = in_parts
         self._thread = threading.current_thread()
@@ -215,6 +216,7 @@ class LiveProfile:
         self._composites = Without(tracer)
         observe(_observer(self))
         self._losses = None if in_parts else marking(tracer)
+        self._is_over = False
         if self._losses is not None:
             self._losses.start()
         tracer.start()
@@ -238,13 +240,13 @@ class LiveProfile:
             self._tracer.pause()
         self._end()
 
-    def _comes_to_nothing(self, _: Any = None) -> None:
+    def _comes_to_nothing(self, gone: weakref.ref[Any]) -> None:
         """The model is gone, or the graph before its backward: the step can't be completed."""
-        if not self._is_over and self._phase in ("forward", "loss"):
+        if not self._is_over and (gone is self._model or self._phase == "loss"):
             self.discard()
 
     def __del__(self) -> None:
-        if not self._is_over:
+        if not self._is_over and not sys.is_finalizing():
             self.discard()
 
     @property

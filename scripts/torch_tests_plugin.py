@@ -42,7 +42,7 @@ _GONE = (
     ("torch.testing._internal.common_mkldnn", "bf32_on_and_off"),
     ("torch.testing._internal.common_nn", "new_module_tests"),
 )
-_SECONDS_MOST = 120
+_SECONDS_MOST = 600  # for hangs only: on a busy machine the first test's imports may take minutes
 HELD = "held"
 _WRAPS_MOST = 20  # in one test; some tests call thousands of modules
 _ACTS = ("recomputed_layers", "remade_tensors", "offloaded_storages")

@@ -44,7 +44,7 @@ typedef struct ms_torch {
     PyObject *zero_args, *empty_bytes_kwargs;
     /* attribute names */
     PyObject *n_version, *n_shape, *n_dtype, *n_device, *n_is_leaf, *n_requires_grad, *n_is_cpu, *n_cdata, *n_data,
-        *n_is_quantized, *n_f_back, *n_base, *n_nbytes;
+        *n_is_quantized, *n_is_nested, *n_f_back, *n_base, *n_nbytes;
 } ms_torch;
 
 /* NULL with an exception if torch lacks one of them. */

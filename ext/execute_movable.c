@@ -43,7 +43,7 @@ bool ms_ext_is_movable(ms_execution *execution, PyObject *tensor, ms_movable *wh
     }
     bool can_move = what->bytes > 0 && what->bytes >= ms_execute_min_bytes(execution->execute) &&
                     !ms_ext_identity_has(&execution->residents, what->identity) && is_here(execution, tensor) &&
-                    ms_ext_flag(tensor, t->n_is_quantized) == 0 &&
+                    ms_ext_flag(tensor, t->n_is_quantized) == 0 && ms_ext_flag(tensor, t->n_is_nested) == 0 &&
                     /* lazy conjugation and negation are not in the bytes */
                     ms_ext_ask(t->is_conj, tensor) == 0 && ms_ext_ask(t->is_neg, tensor) == 0 &&
                     !(ms_ext_flag(tensor, t->n_is_leaf) == 1 && ms_ext_flag(tensor, t->n_requires_grad) == 1);

@@ -79,13 +79,13 @@ static int intern_names(void)
 {
     ms_torch *t = &torch_table;
     const torch_item items[] = {
-        {&t->n_version, "_version"}, {&t->n_shape, "shape"},
-        {&t->n_dtype, "dtype"},      {&t->n_device, "device"},
-        {&t->n_is_leaf, "is_leaf"},  {&t->n_requires_grad, "requires_grad"},
-        {&t->n_is_cpu, "is_cpu"},    {&t->n_cdata, "_cdata"},
-        {&t->n_data, "data"},        {&t->n_is_quantized, "is_quantized"},
-        {&t->n_f_back, "f_back"},    {&t->n_base, "_base"},
-        {&t->n_nbytes, "nbytes"},
+        {&t->n_version, "_version"},    {&t->n_shape, "shape"},
+        {&t->n_dtype, "dtype"},         {&t->n_device, "device"},
+        {&t->n_is_leaf, "is_leaf"},     {&t->n_requires_grad, "requires_grad"},
+        {&t->n_is_cpu, "is_cpu"},       {&t->n_cdata, "_cdata"},
+        {&t->n_data, "data"},           {&t->n_is_quantized, "is_quantized"},
+        {&t->n_is_nested, "is_nested"}, {&t->n_nbytes, "nbytes"},
+        {&t->n_f_back, "f_back"},       {&t->n_base, "_base"},
     };
     for (size_t i = 0; i < sizeof items / sizeof items[0]; i++) {
         *items[i].place = PyUnicode_InternFromString(items[i].path);
@@ -250,12 +250,30 @@ static int sizes_of(PyObject *shape, int64_t *sizes, uint32_t *rank)
     return 0;
 }
 
+/* The shape, a new reference. A nested tensor of the strided layout has none, and counts as one of no dimensions. */
+static PyObject *shape_of(PyObject *tensor)
+{
+    PyObject *shape = PyObject_GetAttr(tensor, torch_table.n_shape);
+    if (shape == NULL && PyErr_ExceptionMatches(PyExc_RuntimeError)) {
+        PyObject *type, *value, *traceback;
+        PyErr_Fetch(&type, &value, &traceback);
+        if (ms_ext_flag(tensor, torch_table.n_is_nested) == 1) {
+            Py_XDECREF(type);
+            Py_XDECREF(value);
+            Py_XDECREF(traceback);
+            return PyTuple_New(0);
+        }
+        PyErr_Restore(type, value, traceback);
+    }
+    return shape;
+}
+
 int ms_ext_record_of(PyObject *tensor, int64_t *sizes, ms_record *record)
 {
     const ms_torch *t = &torch_table;
     int rc = -1;
     PyObject *device = NULL;
-    PyObject *shape = PyObject_GetAttr(tensor, t->n_shape);
+    PyObject *shape = shape_of(tensor);
     PyObject *dtype = PyObject_GetAttr(tensor, t->n_dtype);
     record->size = sizes;
     if (shape == NULL || dtype == NULL || sizes_of(shape, sizes, &record->rank) != 0 ||

@@ -4,7 +4,7 @@
 a source tree of torch; its version may differ from the installed one. Each file runs plainly first. The tests that
 passed and that call a module with gradients enabled run again with the modules in the holders that a wrap needs
 ("held"), but unwrapped; those that still pass run once for each technique. `torch_tests_plugin.py` does the wrapping
-and writes the outcomes below build/torch_tests. A test that kills its process, or takes more than two minutes, counts
+and writes the outcomes below build/torch_tests. A test that kills its process, or takes more than ten minutes, counts
 as failed, and the others go on. `--resume` continues a run that was stopped.
 
 For each file and technique a line says how many tests were run, how many had a wrapped module, in how many of them a

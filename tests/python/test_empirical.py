@@ -6,6 +6,7 @@ import copy
 import gc
 import json
 import logging
+import threading
 import weakref
 
 import pytest
@@ -208,6 +209,66 @@ def test_a_forward_inside_a_backward_leaves_no_mode_on() -> None:
         checkpoint(model, x, use_reentrant=True).sum().backward()
     memscale.detach(model)
     assert torch._C._len_torch_function_stack() == torch._C._len_torch_dispatch_stack() == 0
+
+
+def _modes_on() -> int:
+    return torch._C._len_torch_function_stack() + torch._C._len_torch_dispatch_stack()
+
+
+def test_a_profiled_step_ends_when_its_graph_is_gone_before_a_backward() -> None:
+    model = memscale.wrap(_model(), Config(force_optimize=True))
+    x = torch.randn(8, 256)
+    output = model(x)
+    assert _modes_on() > 0
+    del output
+    assert _modes_on() == 0
+    for _ in range(3):  # later steps are profiled as if that forward had not been
+        model(x).sum().backward()
+    assert len(model._memscale_executor.plan) == 4
+    memscale.detach(model)
+    assert _modes_on() == 0
+
+
+@pytest.mark.parametrize("is_in_a_cycle", [False, True])
+@pytest.mark.parametrize("has_backward", [False, True])
+def test_a_profiled_step_ends_with_its_model(is_in_a_cycle: bool, has_backward: bool) -> None:
+    model = memscale.wrap(_model(), Config(force_optimize=True))
+    output = model(torch.randn(8, 256))
+    if has_backward:
+        output.sum().backward()
+    assert _modes_on() > 0
+    profile = weakref.ref(model._memscale_executor._layer_calls.profile)
+    if is_in_a_cycle:
+        model.cycle = [model]
+    del model
+    gc.collect()
+    assert _modes_on() == 0
+    assert profile() is None
+    assert output.isfinite().all()
+
+
+def test_a_profiled_step_that_another_thread_ends_leaves_no_mode_on() -> None:
+    """The thread takes the modes off itself, when it begins its next forward of a wrapped model."""
+    model, other = (memscale.wrap(_model(), Config(force_optimize=True)) for _ in range(2))
+    output = model(torch.randn(8, 256))
+    thread = threading.Thread(target=memscale.detach, args=(model,))
+    thread.start()
+    thread.join()
+    other(torch.randn(8, 256)).sum().backward()
+    memscale.detach(other)
+    assert _modes_on() == 0
+    assert output.isfinite().all()
+
+
+def test_a_function_may_be_traced_within_a_profiled_step() -> None:
+    """Constants of a traced function reach a dispatch mode as numbers, which torch does not take back."""
+    model = memscale.wrap(_model(), Config(force_optimize=True))
+    model(torch.randn(8, 256)).sum().backward()
+    x = torch.randn(8, 256)
+    traced = torch.jit.trace(lambda value: (value.sum(1) + 1.0).clamp_min(0), x)
+    assert _modes_on() > 0
+    assert torch.equal(traced(x), (x.sum(1) + 1.0).clamp_min(0))
+    memscale.detach(model)
 
 
 def test_parameters_may_be_swapped_within_a_profiled_step() -> None:

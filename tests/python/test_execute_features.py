@@ -29,6 +29,7 @@ from models import MODELS, Case, loss_of
 from torch.utils.checkpoint import checkpoint
 
 import memscale
+from memscale.session.session import Session
 
 SOME = ("gpt2", "resnet", "albert", "multi_output", "lstm")
 
@@ -396,17 +397,19 @@ def test_where_real_steps_are_profiled_such_a_forward_fails_once_and_says_why():
     memscale.detach(model)
 
 
-def _nested(seed):
+def _nested(seed, layout):
     generator = torch.Generator().manual_seed(seed)
     parts = [torch.randn(rows, 12, generator=generator) for rows in (3, 5, 2)]
-    return torch.nested.nested_tensor(parts, layout=torch.jagged)
+    return torch.nested.nested_tensor(parts, layout=layout)
 
 
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
 @pytest.mark.parametrize("technique", [*TECHNIQUES, "planned"])
-def test_nested_tensors_run_as_without(technique, tmp_path):
-    """Nested tensors have symbolic sizes and their own class, and can't be traced with fake tensors."""
-    _, model = twins(lambda: Case(_Residual(), lambda seed: ((_nested(seed),), {})))
-    case = Case(model, lambda seed: ((_nested(seed),), {}))
+def test_nested_tensors_run_as_without(technique, layout, tmp_path):
+    """Nested tensors can't be traced with fake tensors. Jagged ones have symbolic sizes and their own class, strided
+    ones have no shape at all."""
+    _, model = twins(lambda: Case(_Residual(), lambda seed: ((_nested(seed, layout),), {})))
+    case = Case(model, lambda seed: ((_nested(seed, layout),), {}))
 
     def steps():
         seen = []
@@ -423,6 +426,84 @@ def test_nested_tensors_run_as_without(technique, tmp_path):
     else:
         with executing(model, uniform(model, technique), tmp_path):
             assert_same(expected, steps())
+
+
+class _Recursive(torch.nn.Module):
+    """Its forward calls the module itself: with gradients, and inside that call without."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(
+            torch.nn.Sequential(
+                torch.nn.Linear(12, 24), torch.nn.GELU(), torch.nn.Dropout(0.1), torch.nn.Linear(24, 12)
+            )
+            for _ in range(2)
+        )
+        self.last = torch.nn.Linear(12, 12)
+
+    def forward(self, x, depth=2):
+        for layer in self.layers:
+            x = x + layer(x)
+        if depth > 0:
+            with torch.set_grad_enabled(depth == 2):
+                inner = self(x, depth - 1)
+            x = x + inner
+        return self.last(x) if depth < 2 else self.last(x).square().mean()
+
+
+def _train_recursively(model):
+    seed_everything(7)
+    seen = []
+    for _ in range(4):
+        model.zero_grad()
+        loss = model(torch.randn(8, 12))
+        loss.backward()
+        seen.append((loss.detach(), gradients(model)))
+    return seen
+
+
+@pytest.mark.parametrize("technique", TECHNIQUES)
+def test_a_module_that_calls_itself_trains_as_without(technique, tmp_path):
+    seed_everything(0)
+    model = _Recursive()
+    expected = _train_recursively(model)
+    with executing(model, uniform(model, technique), tmp_path) as executor:
+        assert_same(expected, _train_recursively(model))
+        assert executor.counters()["steps"] == 3  # those that a next forward has ended
+        assert_nothing_left(executor)
+
+
+@pytest.mark.parametrize("is_traced", [True, False])
+def test_a_module_that_calls_itself_asks_once_for_a_plan(is_traced, monkeypatch):
+    asked = []
+    usual = Session.plan_for
+    monkeypatch.setattr(Session, "plan_for", lambda session, *rest: asked.append(1) or usual(session, *rest))
+    seed_everything(0)
+    model = _Recursive()
+    expected = _train_recursively(model)
+    config = memscale.Config(force_optimize=True, use_static_profiling=is_traced)
+    with memscale.optimize(model, config=config):
+        assert_same(expected, _train_recursively(model))
+        assert model._memscale_executor.counters()["recomputed_layers"] > 0
+    assert len(asked) == 1
+
+
+def test_an_interrupt_inside_a_nested_call_ends_the_forward(tmp_path):
+    seed_everything(0)
+    model = _Recursive()
+    expected = _train_recursively(model)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with executing(model, uniform(model, "recompute"), tmp_path) as executor:
+        for module in (model.last, model.layers[1]):
+            handle = module.register_forward_hook(interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                model(torch.randn(8, 12))
+            handle.remove()
+        assert_same(expected, _train_recursively(model))
+        assert_nothing_left(executor)
 
 
 class _Residual(torch.nn.Module):

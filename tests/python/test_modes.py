@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
-from memscale.base.modes import begin_below, leave
+from memscale.base.modes import begin_below, leave, retire, sweep
 
 
 class Counting(TorchDispatchMode):
@@ -42,4 +42,23 @@ def test_a_mode_that_began_earlier_can_end_first():
 
 def test_a_mode_that_is_not_on_can_be_ended():
     end(Counting())
+    assert on() == []
+
+
+class _Own(Counting):
+    __module__ = "memscale.tests"  # modes of memscale's can be retired
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        retire(self)  # as a destructor may that runs here
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+def test_a_mode_that_ends_inside_its_own_operator_leaves_with_the_next_sweep():
+    ours, theirs = _Own(), Counting()
+    begin_below(ours)
+    with theirs:
+        torch.ones(2)
+        assert on() == [ours, theirs]
+        sweep()
+        assert on() == [theirs]
     assert on() == []

@@ -17,6 +17,7 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from .. import _core
+from .after_backward import in_backward
 
 __all__ = [
     "DISPATCH",
@@ -25,8 +26,10 @@ __all__ = [
     "is_ours",
     "leave",
     "modes_on",
+    "retire",
     "set_modes",
     "stack_functions",
+    "sweep",
     "without",
 ]
 
@@ -84,6 +87,25 @@ def leave(mode: Any) -> None:
     mode.__exit__(None, None, None)
 
 
+def retire(mode: Any) -> None:
+    """Ends a mode of memscale's for good, from any thread and from destructors. If it can't leave its stack now (that
+    is another thread's, or one of the mode's operators runs), `sweep()` takes it off there."""
+    mode.is_retired = True
+    leave(mode)
+
+
+def sweep() -> None:
+    """Ends the retired modes that are still on. Inside a backward it does nothing: torch would put them back."""
+    for kind in (FUNCTION, DISPATCH) if not in_backward() else ():
+        for mode in modes_on(kind):
+            if _is_retired(mode):
+                leave(mode)
+
+
+def _is_retired(mode: Any) -> bool:
+    return is_ours(mode) and getattr(mode, "is_retired", False)
+
+
 @contextmanager
 def without(kind: str, is_unwanted: Callable[[Any], bool]) -> Iterator[None]:
     """Takes the unwanted modes of one kind off for a `with` block. Modes that the block leaves on stay on."""
@@ -97,4 +119,4 @@ def without(kind: str, is_unwanted: Callable[[Any], bool]) -> Iterator[None]:
         yield
     finally:
         begun = [mode for mode in modes_on(kind) if not any(mode is one for one in others)]
-        set_modes(kind, [*before, *begun])
+        set_modes(kind, [*(mode for mode in before if not _is_retired(mode)), *begun])

@@ -33,6 +33,7 @@ _REQUIRED: dict[str, tuple[str, ...]] = {
         "_subclasses.fake_tensor.FakeTensorMode",
         "_prims_common.suggest_memory_format",
         "_C._DisableTorchDispatch",
+        "_C._should_allow_numbers_as_tensors",
         "utils._python_dispatch.TorchDispatchMode",
     ),
     "hooks": (

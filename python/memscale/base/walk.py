@@ -19,6 +19,7 @@ __all__ = [
     "mapped",
     "parameters_of",
     "plain_leaves",
+    "shape_of",
     "tensors_of",
     "version_of",
 ]
@@ -102,6 +103,13 @@ def version_of(value: Any) -> int | None:
     if not isinstance(value, torch.Tensor) or value.is_inference():
         return None
     return value._version
+
+
+def shape_of(tensor: torch.Tensor) -> torch.Size:
+    """A tensor's shape. A nested tensor of the strided layout has none, and counts as a vector."""
+    if tensor.is_nested and tensor.layout is torch.strided:
+        return torch.Size([tensor.numel()])
+    return tensor.shape
 
 
 def loss_of(output: Any) -> torch.Tensor | None:

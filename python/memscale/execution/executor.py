@@ -24,6 +24,7 @@ from ..base.after_backward import after_backward
 from ..base.arguments import plain_tensors
 from ..base.aside import is_replaying, is_tracing
 from ..base.compiler import compiled_parts
+from ..base.modes import sweep
 from ..base.settings import Switches
 from ..base.signature import Signatures
 from ..base.walk import parameters_of
@@ -31,7 +32,6 @@ from ..base.weak import weak_method
 from ..config import Config
 from ..device import kind_of, training_device
 from ..errors import IntegrationError, MemScaleError, OffloadError, add_note
-from ..model.caches import computes_with_cache, makes_cache, without_cache
 from ..model.layers import find_layers
 from ..model.streamed import StreamedLayers
 from ..planning.execution_plan import ExecutionPlan
@@ -44,8 +44,9 @@ from .around import FORWARD, place_of
 from .compilation import Compilation, refuse_compiled_autograd
 from .evaluation import Evaluation
 from .fast_paths import outermost, unhookable
-from .frames import watch
+from .frames import is_around, watch
 from .hooks import LayerHooks, RootHooks, Surrounded
+from .idle_cache import without_idle_cache
 from .layer_calls import LayerCalls, OnThread
 from .module_state import LayerState
 from .notices import Notices
@@ -429,7 +430,11 @@ class Executor:
     def before_root(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if self._is_inside_own_forward():
+            self._thread.nested_roots += 1
+            return None
         if not self._thread.is_apart:
+            sweep()
             self._leave_parts()
             self._uncalled.root_called(self._watch.has_seen_backward, torch.is_grad_enabled())
             self._end_what_was_broken_off()
@@ -459,6 +464,9 @@ class Executor:
     def after_root(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if is_replaying() or is_tracing():
             return
+        if self._thread.nested_roots > 0:
+            self._thread.nested_roots -= 1
+            return
         if not self._core.in_root():
             if self._is_evaluation():
                 self._evaluation.forward_ended(module)
@@ -479,6 +487,11 @@ class Executor:
         elif (profile := self._layer_calls.own_profile()) is not None:
             profile.forward_ended(output)
 
+    def _is_inside_own_forward(self) -> bool:
+        """Whether the root calls itself: its calls inside the outermost one are a part of that forward."""
+        thread = self._thread
+        return thread.caller is not None and not thread.is_apart and is_around(thread.caller)
+
     def _is_evaluation(self) -> bool:
         """Whether a forward that stands aside is the caller's own, without gradients."""
         return not (self._thread.is_apart or torch.is_grad_enabled() or self._core.in_root())
@@ -492,7 +505,7 @@ class Executor:
         self._thread.is_busy = True
         try:
             self._boundary(None)
-            changed = self._without_cache(module, args, kwargs)
+            changed = without_idle_cache(self._notices, module, args, kwargs)
             self._begin_precision(module, args, changed or kwargs)
             self._ask_for_plan(module, args, changed or kwargs)
             self._watch_forward(module, args, changed or kwargs)
@@ -534,7 +547,7 @@ class Executor:
             self._planning.notify_all()
         self._end_what_was_broken_off()
         self._core.leave_root(True)
-        self._thread.caller = None
+        self._thread.caller, self._thread.nested_roots = None, 0
         self._end_profile(False)
 
     def _end_what_was_broken_off(self) -> None:
@@ -619,28 +632,6 @@ class Executor:
             return not others - {threading.get_ident()}
 
         return self._planning.wait_for(is_alone, _ALONE_SECONDS)
-
-    def _without_cache(
-        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> dict[str, Any] | None:
-        """`kwargs` with ``use_cache=False`` if the model would make a cache of its own; otherwise None."""
-        if not module.training or not makes_cache(module, args, kwargs):
-            return None
-        if computes_with_cache(module):
-            self._notices.say(
-                "use_cache of states",
-                logging.INFO,
-                f"{self._model_name} computes through the states in its cache, so the cache stays on: without it, "
-                "gradients would differ in their last bits. If you pass use_cache=False, its layers can be recomputed",
-            )
-            return None
-        self._notices.say(
-            "use_cache",
-            logging.INFO,
-            f"{self._model_name} would collect past_key_values in training; use_cache=False is passed "
-            "while it is wrapped",
-        )
-        return without_cache(module, args, kwargs)
 
     # -- layers that the loop calls by itself -------------------------------------------------
 

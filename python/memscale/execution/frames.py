@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-__all__ = ["watch"]
+__all__ = ["is_around", "watch"]
 
 
 class _Sentinel:
@@ -48,3 +48,12 @@ def watch(frame: FrameType, ended: Callable[[list[int]], None]) -> Any:
     address = [id(frame)]
     frame.f_trace = _Sentinel(address, ended)
     return address
+
+
+def is_around(watched: Any) -> bool:
+    """Whether the frame of which `watch()` returned `watched` is on this thread's stack."""
+    address = watched[0] if type(watched) is list else id(watched)
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and id(frame) != address:
+        frame = frame.f_back
+    return frame is not None

@@ -49,6 +49,8 @@ class OnThread(threading.local):
     """Whether memscale itself runs the model now; the caller has not asked for these forwards."""
     caller: Any = None
     """The frame that called the root's forward, or its address in a list; see `frames.watch()`."""
+    nested_roots = 0
+    """Calls of the root that are under way inside its own forward."""
     precision: contextlib.ExitStack | None = None
     losses: LossMode | None = None
     layer_depth = 0
@@ -259,7 +261,8 @@ class LayerCalls:
         tensor, source = given(), maker()
         if tensor is None or source is None or tensor is not args[0] or tensor._version != version:
             return
-        if type(tensor) is not torch.Tensor:  # a subclass may run other operators
+        # A subclass may run other operators, and a nested tensor has no shape to compare.
+        if type(tensor) is not torch.Tensor or tensor.is_nested:
             return
         if record.arguments.is_first(tensor):
             record.join(source, nesting)

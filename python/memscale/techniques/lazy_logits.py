@@ -67,7 +67,8 @@ def can_defer(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operands | None:
 
 
 def _is_plain(value: Any) -> bool:
-    return type(value) in (torch.Tensor, torch.nn.Parameter) or isinstance(value, FakeTensor)
+    is_known = type(value) in (torch.Tensor, torch.nn.Parameter) or isinstance(value, FakeTensor)
+    return is_known and not value.is_nested  # a nested one may have no shape
 
 
 def keeps_rows(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: torch.Tensor, made: Any) -> bool:

@@ -7,8 +7,10 @@ continues without a profile.
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +20,7 @@ from ..base.after_backward import in_backward
 from ..base.arguments import plain_tensors
 from ..base.aside import is_replaying
 from ..base.composites import Without
+from ..base.modes import retire
 from ..base.signature import describe_arguments
 from ..base.weak import weak_method
 from ..errors import MemScaleError, ProfileError
@@ -28,6 +31,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["LiveProfile"]
+
+
+# Of a graph without tokens: the local variable that is asked about, and the call that asks.
+_OWN_REFERENCES = 2
+
+_OF_NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}
 
 
 class _Events:
@@ -86,18 +95,50 @@ class _StepTracer(LiveTracer):
     ) -> Any:
         if is_replaying():
             return func(*args, **(kwargs or {}))
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        return super().__torch_dispatch__(func, types, _with_tensors(func, args), kwargs)
+
+
+class _Graph:
+    """The autograd graph of a profiled forward: it dies with the last token of a tensor that the graph has saved."""
+
+    __slots__ = ("__weakref__",)
+
+
+def _with_tensors(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of an operator, with tensors for numbers if only tensors will do: constants of TorchScript reach a
+    mode as numbers, which torch refuses to pass on."""
+    if not any(type(value) in _OF_NUMBERS for value in args):
+        return args
+    places = _tensor_places(func)
+    return tuple(
+        torch.scalar_tensor(value, dtype=_OF_NUMBERS[type(value)])
+        if place in places and type(value) in _OF_NUMBERS
+        else value
+        for place, value in enumerate(args)
+    )
+
+
+@cache
+def _tensor_places(func: Any) -> frozenset[int]:
+    """The places of the arguments of an operator that must be tensors."""
+    schema = getattr(func, "_schema", None)
+    if schema is None or torch._C._should_allow_numbers_as_tensors(func.overloadpacket.__name__):
+        return frozenset()
+    return frozenset(i for i, argument in enumerate(schema.arguments) if isinstance(argument.type, torch.TensorType))
 
 
 class _Token:
     """The token of one saved tensor, which lives as long as the tensor's handle."""
 
-    __slots__ = ("_node", "_serial", "_tracer")
+    __slots__ = ("_graph", "_node", "_serial", "_tracer")
 
-    def __init__(self, tracer: LiveTracer, node: int, serial: int) -> None:
-        self._tracer = weakref.ref(tracer)
+    def __init__(
+        self, tracer: Callable[[], LiveTracer | None], node: int, serial: int, graph: _Graph | None = None
+    ) -> None:
+        self._tracer = tracer
         self._node = node
         self._serial = serial
+        self._graph = graph
 
     def unpacked(self) -> None:
         """Autograd asks for the tensor. What is done until it is given belongs to the plan of the warm-up."""
@@ -123,8 +164,21 @@ class _Token:
             tracer.dropped(self._node, self._serial)
 
 
+def _observer(profile: LiveProfile) -> Callable[[torch.Tensor], _Token]:
+    """Makes the tokens of `profile`. C holds this function, and must not keep the profile alive: the garbage collector
+    does not see what C holds."""
+    known = weakref.ref(profile)
+
+    def token(tensor: torch.Tensor) -> _Token:
+        alive = known()
+        return _Token(lambda: None, NO_NODE, 0) if alive is None else alive._token(tensor)
+
+    return token
+
+
 class LiveProfile:
-    """One profiled step, from the root's forward to the point after the optimizer.
+    """One profiled step, from the root's forward to the point after the optimizer. It ends early if no backward can
+    follow any more: the graph of the forward is gone, or the model is.
 
     Args:
         model: the root module.
@@ -133,6 +187,8 @@ class LiveProfile:
         in_parts: whether the loop calls the layers by itself. Losses are then left unmarked, because no loss head can
             take their place, and the forward ends when the backward begins.
     """
+
+    _is_over = True  # until modes are on
 
     def __init__(
         self,
@@ -143,7 +199,10 @@ class LiveProfile:
         in_parts: bool = False,
     ) -> None:
         self._observe = observe
-        self._model = weakref.ref(model)  # not its parameters: a weak reference keeps torch from swapping them
+        # Not to its parameters: a weak reference keeps torch from swapping them.
+        self._model = weakref.ref(model, weak_method(self, "_comes_to_nothing"))
+        self._graph: _Graph | None = _Graph()
+        self._graph_ends: weakref.ref[_Graph] | None = None
         self._phase = "forward"
         self._in_parts = in_parts
         self._thread = threading.current_thread()
@@ -155,8 +214,9 @@ class LiveProfile:
         tracer.resident_batch(plain_tensors((args, kwargs)))
         self._tracer = tracer
         self._composites = Without(tracer)
-        observe(self._token)
+        observe(_observer(self))
         self._losses = None if in_parts else marking(tracer)
+        self._is_over = False
         if self._losses is not None:
             self._losses.start()
         tracer.start()
@@ -174,12 +234,20 @@ class LiveProfile:
         return not self._thread.is_alive()
 
     def discard(self) -> None:
-        """Ends the profile without a graph. On another thread than the step's, its modes stay on and report nothing."""
-        if self.is_mine:
-            self._end()
-            return
-        self._observe(None)
-        self._tracer.pause()
+        """Ends the profile without a graph. If another thread than the step's calls this, its modes report nothing, and
+        stay on there until that thread's next forward of a wrapped model."""
+        if not self.is_mine:
+            self._tracer.pause()
+        self._end()
+
+    def _comes_to_nothing(self, gone: weakref.ref[Any]) -> None:
+        """The model is gone, or the graph before its backward: the step can't be completed."""
+        if not self._is_over and (gone is self._model or self._phase == "loss"):
+            self.discard()
+
+    def __del__(self) -> None:
+        if not self._is_over and not sys.is_finalizing():
+            self.discard()
 
     @property
     def refused(self) -> MemScaleError | None:
@@ -187,11 +255,12 @@ class LiveProfile:
         return self._tracer.refused
 
     def _token(self, tensor: torch.Tensor) -> _Token:
+        tracer = weakref.ref(self._tracer)
         if not self.is_mine:
-            return _Token(self._tracer, NO_NODE, 0)
+            return _Token(tracer, NO_NODE, 0)
         if self._composites.is_off:
             self._tracer.born(tensor)
-        return _Token(self._tracer, *self._tracer.saved(tensor))
+        return _Token(tracer, *self._tracer.saved(tensor), self._graph)
 
     def enter(self, name: str, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A layer's call begins."""
@@ -215,6 +284,13 @@ class LiveProfile:
         if self._phase == "forward":
             self._tracer.outputs(output)
             self._advance("loss")
+            self._watch_graph()
+
+    def _watch_graph(self) -> None:
+        """From now on only its tokens hold the graph. A forward that saved nothing has none."""
+        graph, self._graph = self._graph, None
+        if graph is not None and sys.getrefcount(graph) > _OWN_REFERENCES:
+            self._graph_ends = weakref.ref(graph, weak_method(self, "_comes_to_nothing"))
 
     def backward_began(self) -> None:
         """Backward has begun: autograd unpacks the first saved tensor."""
@@ -232,10 +308,12 @@ class LiveProfile:
             self._advance("optimizer")
 
     def _end(self) -> None:
-        self._observe(None)
-        self._stop_marking()
-        self._composites.stop()
-        self._tracer.stop()
+        if not self._is_over:
+            self._is_over = True
+            self._observe(None)
+        for mode in (self._losses, self._composites, self._tracer):
+            if mode is not None:
+                retire(mode)
 
     def _stop_marking(self) -> None:
         if self._losses is not None:

@@ -19,7 +19,7 @@ from .. import _core
 from ..base.arguments import Arguments, plain_tensors
 from ..base.compiler import is_compiled
 from ..base.modes import begin_below, leave
-from ..base.walk import first_output, plain_leaves, tensors_of, version_of
+from ..base.walk import first_output, plain_leaves, shape_of, tensors_of, version_of
 
 __all__ = ["NO_NODE", "LiveTracer", "is_maker"]
 
@@ -207,12 +207,12 @@ class LiveTracer(TorchDispatchMode):
                 is_new |= new
                 all_new &= new
                 made.append(storage._cdata)
-            outputs.append((tensor.shape, _bytes(tensor), _ELEMENTS.get(tensor.dtype, 0)))
+            outputs.append((shape_of(tensor), _bytes(tensor), _ELEMENTS.get(tensor.dtype, 0)))
         if not is_new and not operator.mutable:
             return  # a view, although the operator is not declared as one
-        operands = [(tensor.shape, _bytes(tensor)) for tensor in tensors_of(args)]
+        operands = [(shape_of(tensor), _bytes(tensor)) for tensor in tensors_of(args)]
         if kwargs:
-            operands.extend((tensor.shape, _bytes(tensor)) for tensor in tensors_of(kwargs.values()))
+            operands.extend((shape_of(tensor), _bytes(tensor)) for tensor in tensors_of(kwargs.values()))
         copied = _copied(operator, args, result) if operator.takes_workspace else None
         self._trace.op(_name_of(operator, kwargs), tuple(operands), tuple(outputs), copied)
         if self._frame is not None:

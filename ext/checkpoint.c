@@ -65,6 +65,15 @@ static void map_gone(PyObject *capsule)
     ms_streamed_unmap(PyCapsule_GetPointer(capsule, MAP));
 }
 
+static PyObject *capsule_of(ms_streamed_map *map)
+{
+    PyObject *capsule = PyCapsule_New(map, MAP, map_gone);
+    if (capsule == NULL) {
+        ms_streamed_unmap(map);
+    }
+    return capsule;
+}
+
 static int map_tensors(const char *path, ms_streamed_map **map, ms_error *err)
 {
     ms_checkpoint *checkpoint = NULL;
@@ -103,12 +112,23 @@ static PyObject *streamed_map(PyObject *module, PyObject *given)
     if (ms_ext_check(rc, &err) != 0) {
         return NULL;
     }
-    PyObject *capsule = PyCapsule_New(map, MAP, map_gone);
-    if (capsule == NULL) {
-        ms_streamed_unmap(map);
+    PyObject *capsule = capsule_of(map);
+    return capsule == NULL
+               ? NULL
+               : Py_BuildValue("(NK)", capsule, (unsigned long long)(uintptr_t)ms_streamed_map_address(map));
+}
+
+static PyObject *streamed_lend(PyObject *module, PyObject *args)
+{
+    (void)module;
+    unsigned long long address, bytes;
+    ms_error err;
+    ms_streamed_map *map = NULL;
+    if (!PyArg_ParseTuple(args, "KK:streamed_lend", &address, &bytes)) {
         return NULL;
     }
-    return Py_BuildValue("(NK)", capsule, (unsigned long long)(uintptr_t)ms_streamed_map_address(map));
+    int rc = ms_streamed_lend((void *)(uintptr_t)address, bytes, &map, &err);
+    return ms_ext_check(rc, &err) != 0 ? NULL : capsule_of(map);
 }
 
 static PyMethodDef methods[] = {
@@ -118,6 +138,9 @@ static PyMethodDef methods[] = {
     MS_EXT_FUNCTION("streamed_map", streamed_map, METH_O, "path, /", "(str) -> tuple[object, int]",
                     "Maps a safetensors file, whose tensors stream from then on. The file is unmapped with the object; "
                     "the number is its address."),
+    MS_EXT_FUNCTION("streamed_lend", streamed_lend, METH_VARARGS, "address, size_bytes, /", "(int, int) -> object",
+                    "The caller's shared map of a file streams as long as the object lives, which must end before "
+                    "the map."),
     {NULL, NULL, 0, NULL},
 };
 

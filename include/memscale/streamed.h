@@ -66,6 +66,11 @@ typedef struct ms_streamed_range {
 MS_API int ms_streamed_map_file(const char *path, uint64_t file_bytes, const ms_streamed_range *ranges, size_t count,
                                 ms_streamed_map **out, ms_error *err);
 
+/* A shared map of a file that is the caller's also streams, until ms_streamed_unmap(), which leaves it mapped: what other
+ * code has read of it leaves memory like any streamed block. Streaming need not be on. MS_EINVAL if it doesn't begin on
+ * a page or has less than 128 KiB; MS_ENOMEM, MS_ESYSTEM. */
+MS_API int ms_streamed_lend(void *address, uint64_t size_bytes, ms_streamed_map **out, ms_error *err);
+
 /* The address of the file's first byte. */
 MS_API void *ms_streamed_map_address(const ms_streamed_map *map);
 

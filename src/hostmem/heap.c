@@ -310,15 +310,15 @@ void *ms__heap_alloc(size_t bytes, ms__heap_owner owner)
     return block != NULL ? address_of(block) : NULL;
 }
 
-bool ms__heap_adopt(void *address, uint64_t bytes, bool part)
+bool ms__heap_adopt(void *address, uint64_t bytes, ms__heap_owner owner, bool part)
 {
     lock_heap();
-    ms__map_block *block = the_heap.accepts_tensors ? ms__map_block_new() : NULL;
+    ms__map_block *block = is_served(owner) ? ms__map_block_new() : NULL;
     bool is_ours = block != NULL && block_place(block, address, bytes);
     if (is_ours) {
         block->streamed = true;
         block->part = part;
-        block_hand_out(block, MS__HEAP_TENSOR);
+        block_hand_out(block, owner);
     }
     unlock_heap();
     return is_ours;

@@ -94,7 +94,7 @@ static int make_block(uint64_t bytes, void **out, ms_error *err)
     char directory[PATH_MAX];
     ms__streamed_directory(directory);
     int rc = make_map(directory, bytes, out, err);
-    if (rc == MS_OK && !ms__heap_adopt(*out, bytes, false)) {
+    if (rc == MS_OK && !ms__heap_adopt(*out, bytes, MS__HEAP_TENSOR, false)) {
         ms__unmap(*out, (size_t)bytes);
         rc = ms_fail(err, MS_ENOMEM, "streamed: no memory for the record of a block");
     }
@@ -284,6 +284,8 @@ static void look(void)
     if (ms__resident_read(&resident, NULL) != MS_OK) {
         return;
     }
+    /* Files that weren't ours may have been unmapped since. */
+    the_worker.other_file_bytes = ms__min_u64(the_worker.other_file_bytes, resident.file_bytes);
     uint64_t allowed_bytes = ms__max_u64(stats.window_bytes, stats.resident_bytes);
     uint64_t expected_bytes = ms__add_sat(ms__add_sat(the_worker.other_file_bytes, allowed_bytes), unexplained_bytes);
     if (resident.file_bytes <= expected_bytes) {
@@ -374,6 +376,24 @@ static void prepare_worker(void)
     is_fork_covered = ms__hear_of_forks(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
+static bool can_have_worker(void)
+{
+    static ms__once once = MS__ONCE_INIT;
+    ms__once_run(&once, prepare_worker);
+    return is_fork_covered;
+}
+
+bool ms__streamed_watch(void)
+{
+    if (!can_have_worker()) {
+        return false;
+    }
+    ms__mutex_lock(&the_worker.lock);
+    int rc = start_worker(NULL);
+    ms__mutex_unlock(&the_worker.lock);
+    return rc == MS_OK;
+}
+
 /* ---- public -------------------------------------------------------------------- */
 
 static int check_directory(const char *directory, ms_error *err)
@@ -395,13 +415,12 @@ static int check_directory(const char *directory, ms_error *err)
 /* Under the target's lock. */
 static int begin_first(const char *directory, ms_error *err)
 {
-    static ms__once once = MS__ONCE_INIT;
     if (ms__install_means() != MS_HOSTMEM_SLOTS) {
         return ms_fail(err, MS_ENOTSUP, "streamed: torch's CPU allocator could not be taken over");
     }
-    ms__once_run(&once, prepare_worker);
-    if (!is_fork_covered || strlen(directory) >= sizeof the_target.directory) {
-        return ms_fail(err, is_fork_covered ? MS_ECONFIG : MS_ENOMEM, "streamed: cannot use %s", directory);
+    bool is_covered = can_have_worker();
+    if (!is_covered || strlen(directory) >= sizeof the_target.directory) {
+        return ms_fail(err, is_covered ? MS_ECONFIG : MS_ENOMEM, "streamed: cannot use %s", directory);
     }
     int rc = check_directory(directory, err);
     if (rc != MS_OK) {

@@ -19,6 +19,9 @@ bool ms__streams(void);
  * malloc and wait for the disk. */
 void *ms__streamed_alloc(size_t bytes);
 
+/* Sees to it that the worker runs as long as there are blocks. Called when there is one. */
+bool ms__streamed_watch(void);
+
 /* Copies the directory of the files. */
 void ms__streamed_directory(char out[PATH_MAX]);
 

@@ -10,6 +10,7 @@
 struct ms_streamed_map {
     char *address;
     uint64_t file_bytes;
+    bool is_lent; /* the map stays the caller's */
     size_t count;
     void *blocks[]; /* their starts */
 };
@@ -57,8 +58,12 @@ static int adopt_range(ms_streamed_map *map, const ms_streamed_range *range, ms_
     if (end < first + MS_HOSTMEM_MIN_BYTES) {
         return MS_OK;
     }
-    if (!ms__heap_adopt(map->address + first, end - first, true)) {
+    if (!ms__heap_adopt(map->address + first, end - first, MS__HEAP_LIBRARY, true)) {
         return ms_fail(err, MS_ENOMEM, "streamed: no memory for the record of a block");
+    }
+    /* Else a fault would map the ends of the blocks beside it, with all pages that lie in one large page. */
+    if (map->count % 2 == 1) {
+        (void)ms__map_set_apart(map->address + first, (size_t)(end - first));
     }
     map->blocks[map->count++] = map->address + first;
     return MS_OK;
@@ -91,6 +96,28 @@ int ms_streamed_map_file(const char *path, uint64_t file_bytes, const ms_streame
     return MS_OK;
 }
 
+int ms_streamed_lend(void *address, uint64_t size_bytes, ms_streamed_map **out, ms_error *err)
+{
+    uint64_t bytes = ms__align_up(size_bytes, ms__page_bytes());
+    if ((uintptr_t)address % ms__page_bytes() != 0 || bytes < MS_HOSTMEM_MIN_BYTES) {
+        return ms_fail(err, MS_EINVAL, "streamed: a map of %s is not whole pages, or too small",
+                       ms__text_bytes(size_bytes).text);
+    }
+    ms_streamed_map *map = ms_calloc(1, sizeof *map + sizeof *map->blocks);
+    if (map == NULL || !ms__heap_adopt(address, bytes, MS__HEAP_LIBRARY, false)) {
+        ms_free(map);
+        return ms_fail(err, MS_ENOMEM, "streamed: no memory for the record of a map");
+    }
+    *map = (ms_streamed_map){.address = address, .file_bytes = size_bytes, .is_lent = true, .count = 1};
+    map->blocks[0] = address;
+    if (!ms__streamed_watch()) {
+        ms_streamed_unmap(map);
+        return ms_fail(err, MS_ESYSTEM, "streamed: no thread could be started");
+    }
+    *out = map;
+    return MS_OK;
+}
+
 void *ms_streamed_map_address(const ms_streamed_map *map)
 {
     return map->address;
@@ -104,7 +131,9 @@ void ms_streamed_unmap(ms_streamed_map *map)
     for (size_t i = 0; i < map->count; i++) {
         ms__heap_disown(map->blocks[i]);
     }
-    ms__unmap(map->address, (size_t)ms__align_up(map->file_bytes, ms__page_bytes()));
+    if (!map->is_lent) {
+        ms__unmap(map->address, (size_t)ms__align_up(map->file_bytes, ms__page_bytes()));
+    }
     ms_free(map);
 }
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import pathlib
 import sys
 import tempfile
@@ -185,6 +186,8 @@ def save_shards(model: torch.nn.Module, folder: pathlib.Path, count: int = 2) ->
         name = f"model-{number + 1:05}-of-{count:05}.safetensors"
         shard = dict(state[number::count])
         save_file(shard, folder / name, metadata={"format": "pt"})
+        with open(folder / name, "rb+") as file:
+            os.fsync(file)  # the kernel reclaims no page that is still to be written
         weight_map.update(dict.fromkeys(shard, name))
     index = {"metadata": {"total_size": 0}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
@@ -203,10 +206,11 @@ def checkpoint(run: Run) -> None:
         else:
             model = adapted()
             model.load_state_dict({k: v for file in folder.glob("*.safetensors") for k, v in load(file).items()})
+    torch.manual_seed(1)  # only one of the two models was initialised
     for block in list(model)[:-1]:  # type: ignore[call-overload]
         block.base.requires_grad_(False)
-    optimizer = torch.optim.AdamW([value for value in model.parameters() if value.requires_grad], lr=1e-3)
-    run.wrap(model)
+    optimizer = memscale.optim.AdamW([value for value in model.parameters() if value.requires_grad], lr=1e-3)
+    run.wrap(model, optimizer)
     for x in batches():
         loss = model(x).square().mean()
         loss.backward()

@@ -206,6 +206,11 @@ void ms__map_empty_unwritten(void *address, size_t size_bytes)
     (void)visit_runs(address, size_bytes, empty_unwritten, NULL);
 }
 
+bool ms__map_set_apart(void *address, size_t size_bytes)
+{
+    return map_advise(address, size_bytes, MADV_DONTDUMP);
+}
+
 bool ms__map_page_out(void *address, size_t size_bytes)
 {
     return map_advise(address, size_bytes, MADV_PAGEOUT);

@@ -52,6 +52,9 @@ bool ms__map_fill(void *address, size_t size_bytes);
 
 /* Asks for huge pages. If the kernel refuses (false), only speed changes. */
 bool ms__map_want_huge_pages(void *address, size_t size_bytes);
+/* Leaves the range out of core dumps. The kernel handles it apart from its neighbours, so a fault in one of them maps
+ * nothing of it. */
+bool ms__map_set_apart(void *address, size_t size_bytes);
 /* Withholds the range from children made by fork(). */
 bool ms__map_no_fork(void *address, size_t size_bytes);
 

@@ -14,7 +14,7 @@ import memscale
 from memscale import _core
 
 pytest.importorskip("safetensors")
-from safetensors.torch import save_file 
+from safetensors.torch import save_file
 
 INDEX = "model.safetensors.index.json"
 

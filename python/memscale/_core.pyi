@@ -977,6 +977,9 @@ def streamed_layers_least_bytes(layers: object, /) -> int:
 def streamed_layers_new() -> object:
     """The order of a model's layers."""
 
+def streamed_lend(address: int, size_bytes: int, /) -> object:
+    """The caller's shared map of a file streams as long as the object lives, which must end before the map."""
+
 def streamed_map(path: str, /) -> tuple[object, int]:
     """Maps a safetensors file, whose tensors stream from then on. The file is unmapped with the object; the number is
     its address.

@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "fake.h"
@@ -197,6 +198,28 @@ static void wrong_files_and_ranges_are_refused(void **state)
     assert_null(map);
 }
 
+static void a_lent_map_streams_and_stays_the_callers(void **state)
+{
+    (void)state;
+    ms_error err;
+    ms_streamed_map *lent = NULL;
+    int fd = open(path, O_RDWR);
+    char *bytes = mmap(NULL, FILE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    assert_true(bytes != MAP_FAILED);
+    close(fd);
+    assert_ms_fails(ms_streamed_lend(bytes + 8, RANGE_BYTES, &lent, &err), MS_EINVAL, err, "whole pages");
+    assert_ms_fails(ms_streamed_lend(bytes, PAGE, &lent, &err), MS_EINVAL, err, "too small");
+    assert_ms_ok(ms_streamed_lend(bytes, FILE_BYTES, &lent, &err), err);
+    bytes[RANGE_BYTES] = 5;
+    ms_streamed_drop();
+    assert_false(is_mapped(bytes + RANGE_BYTES));
+    assert_int_equal(bytes[RANGE_BYTES], 5);
+    ms_streamed_unmap(lent);
+    ms_streamed_drop();
+    assert_true(is_mapped(bytes + RANGE_BYTES));
+    munmap(bytes, FILE_BYTES);
+}
+
 static void a_failure_to_own_leaves_the_block_as_it_was(void **state)
 {
     (void)state;
@@ -226,6 +249,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(written_bytes_are_never_dropped, setup, teardown),
         cmocka_unit_test_setup_teardown(owned_blocks_keep_bytes_and_addresses, setup, teardown),
         cmocka_unit_test_setup_teardown(wrong_files_and_ranges_are_refused, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_lent_map_streams_and_stays_the_callers, setup, teardown),
         cmocka_unit_test_setup_teardown(a_failure_to_own_leaves_the_block_as_it_was, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -230,7 +230,7 @@ def maps_end() -> None:
         if _original is None:
             del torch.UntypedStorage.from_file
         else:
-            torch.UntypedStorage.from_file = _original
+            torch.UntypedStorage.from_file = _original  # type: ignore[method-assign]
         _original = None
 
 

@@ -11,6 +11,7 @@
 #define MS_EXT_ROOMS(X) \
     X(autotuning) \
     X(base) \
+    X(checkpoint) \
     X(config) \
     X(environment) \
     X(execute) \

@@ -118,6 +118,25 @@ static PyObject *streamed_keep(PyObject *module, PyObject *given)
     Py_RETURN_NONE;
 }
 
+static PyObject *streamed_own(PyObject *module, PyObject *args)
+{
+    (void)module;
+    PyObject *given;
+    ms_error err;
+    size_t count;
+    int only_written, rc;
+    if (!PyArg_ParseTuple(args, "Op:streamed_own", &given, &only_written)) {
+        return NULL;
+    }
+    const void **addresses = addresses_of(given, &count);
+    if (addresses == NULL) {
+        return NULL;
+    }
+    MS_EXT_UNLOCKED(rc = ms_streamed_own((ms_streamed_blocks){addresses, count}, only_written != 0, &err));
+    ms_free(addresses);
+    return ms_ext_none_or_raise(rc, &err);
+}
+
 static ms_streamed_layers *layers_of(PyObject *capsule)
 {
     return PyCapsule_GetPointer(capsule, LAYERS);
@@ -203,6 +222,10 @@ static PyMethodDef methods[] = {
                     "Bytes of the streamed blocks at these addresses."),
     MS_EXT_FUNCTION("streamed_keep", streamed_keep, METH_O, "addresses, /", "(list[int]) -> None",
                     "Keeps these blocks resident, in place of those kept before."),
+    MS_EXT_FUNCTION("streamed_own", streamed_own, METH_VARARGS, "addresses, only_written, /",
+                    "(list[int], bool) -> None",
+                    "Those of these blocks that lie in a checkpoint's file, or only the written ones, get files of "
+                    "their own."),
     MS_EXT_FUNCTION("streamed_layers_new", streamed_layers_new, METH_NOARGS, "/", "() -> object",
                     "The order of a model's layers."),
     MS_EXT_FUNCTION("streamed_layers_add", streamed_layers_add, METH_VARARGS, "layers, addresses, /",

@@ -15,7 +15,7 @@
  * Kept blocks never leave memory and count in the window. The state is global, as hostmem's is. All functions are
  * thread-safe. A child made by fork() shares the bytes of the blocks with its parent, and has no worker.
  *
- * Tests: tests/c/hostmem/test_streamed.c.
+ * Tests: tests/c/hostmem/test_streamed.c, test_streamed_map.c.
  */
 #ifndef MEMSCALE_STREAMED_H
 #define MEMSCALE_STREAMED_H
@@ -44,6 +44,38 @@ MS_API void ms_streamed_end(void);
 /* Why the last failed allocation since streaming began has failed, such as a full disk; MS_OK if none has. The allocator
  * itself can only report that memory is short. */
 MS_API int ms_streamed_failure(ms_error *err);
+
+/*
+ * A file whose tensors are streamed blocks, without a copy: a private map of the whole file. Its bytes may be written
+ * like any others. Written pages stay in memory, so blocks that are trained should get files of their own
+ * (ms_streamed_own()). The file must keep its bytes as long as the map is there: the kernel kills a process that reads
+ * beyond the end of a file that was truncated.
+ *
+ * While a layer is entered, no other thread may write into a map for the first time: the window might drop the page.
+ */
+typedef struct ms_streamed_map ms_streamed_map;
+
+typedef struct ms_streamed_range {
+    uint64_t offset_bytes, size_bytes; /* in the file */
+} ms_streamed_range;
+
+/* Maps the file at `path`, which must have `file_bytes`. The ranges, which don't overlap and are in order, become
+ * blocks: whole pages, so that a page that two ranges share belongs to the second. Ranges of less than 128 KiB stay in
+ * memory once they are touched. MS_ESTATE unless streaming is on; MS_EINVAL for ranges out of order; MS_EFORMAT if the
+ * file has another size; MS_ESYSTEM, MS_ENOMEM. */
+MS_API int ms_streamed_map_file(const char *path, uint64_t file_bytes, const ms_streamed_range *ranges, size_t count,
+                                ms_streamed_map **out, ms_error *err);
+
+/* A shared map of a file that is the caller's also streams, until ms_streamed_unmap(), which leaves it mapped: what other
+ * code has read of it leaves memory like any streamed block. Streaming need not be on. MS_EINVAL if it doesn't begin on
+ * a page or has less than 128 KiB; MS_ENOMEM, MS_ESYSTEM. */
+MS_API int ms_streamed_lend(void *address, uint64_t size_bytes, ms_streamed_map **out, ms_error *err);
+
+/* The address of the file's first byte. */
+MS_API void *ms_streamed_map_address(const ms_streamed_map *map);
+
+/* Unmaps the file. Nothing may use its bytes any more. Accepts NULL. */
+MS_API void ms_streamed_unmap(ms_streamed_map *map);
 
 /* Counters, in bytes. */
 typedef struct ms_streamed_stats {
@@ -74,6 +106,11 @@ MS_API uint64_t ms_streamed_bytes(ms_streamed_blocks blocks);
 
 /* Keeps exactly these blocks: blocks that were kept before may be dropped again. */
 MS_API void ms_streamed_keep(ms_streamed_blocks blocks);
+
+/* Blocks of maps get files of their own in the streams' directory, with their present bytes at the same addresses: all
+ * of `blocks`, or if `only_written` those with written pages. Other blocks are left alone. No thread may write them
+ * meanwhile. MS_ENOSPC, MS_ESYSTEM, MS_EIO: the blocks before the failing one have their files. */
+MS_API int ms_streamed_own(ms_streamed_blocks blocks, bool only_written, ms_error *err);
 
 /* `now` is about to be used: returns when its blocks are resident. `ahead` comes next: the worker makes as much of it
  * resident as the window holds beside `now`. Drops other blocks if the window is full. */

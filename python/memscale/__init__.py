@@ -19,6 +19,8 @@ _PUBLIC = {
     "plan": "api",
     "trace": "api",
     "stream": "api",
+    "load_checkpoint": "api",
+    "check_checkpoint": "api",
     "apply_all_optimizations": "api",
     "AutoTuner": "autotuning",
     "OOMPredictor": "autotuning",
@@ -55,7 +57,9 @@ if TYPE_CHECKING:
     from . import policy as policy
     from . import techniques as techniques
     from .api import apply_all_optimizations as apply_all_optimizations
+    from .api import check_checkpoint as check_checkpoint
     from .api import detach as detach
+    from .api import load_checkpoint as load_checkpoint
     from .api import optimize as optimize
     from .api import plan as plan
     from .api import stream as stream

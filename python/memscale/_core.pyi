@@ -368,6 +368,9 @@ def batch_search_next(search: object, /) -> int:
 def batch_search_report(search: object, fits: bool, /) -> None:
     """Reports whether the tried batch fits."""
 
+def checkpoint_read(path: str, /) -> tuple[int, list[tuple[str, str, tuple[int, ...], int, int]]]:
+    """Bytes of a safetensors file, and of each tensor name, type, shape, first byte and bytes."""
+
 def config_defaults() -> str:
     """JSON of the default config."""
 
@@ -974,6 +977,17 @@ def streamed_layers_least_bytes(layers: object, /) -> int:
 
 def streamed_layers_new() -> object:
     """The order of a model's layers."""
+
+def streamed_lend(address: int, size_bytes: int, /) -> object:
+    """The caller's shared map of a file streams as long as the object lives, which must end before the map."""
+
+def streamed_map(path: str, /) -> tuple[object, int]:
+    """Maps a safetensors file, whose tensors stream from then on. The file is unmapped with the object; the number is
+    its address.
+    """
+
+def streamed_own(addresses: list[int], only_written: bool, /) -> None:
+    """Those of these blocks that lie in a checkpoint's file, or only the written ones, get files of their own."""
 
 def streamed_set_window(window_bytes: int, /) -> None:
     """Sets the most resident bytes, and drops down to them."""

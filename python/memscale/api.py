@@ -1,4 +1,4 @@
-"""The public functions: wrap, detach, optimize, plan, trace, stream.
+"""The public functions: wrap, detach, optimize, plan, trace, stream, check_checkpoint, load_checkpoint.
 
 Each checks its arguments, sets up a session (model, machine, plan) and an executor (which applies
 the plan), and ties their lifetimes to the model. See docs/guide.md.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -268,6 +268,10 @@ def stream(directory: str | os.PathLike[str] | None = None) -> Iterator[None]:
     the same bits as without the block. Afterwards it is an ordinary model: any code may read and write its
     parameters, at any time. `wrap()` plans how much of it stays in memory, and fetches the rest layer by layer.
 
+    Weights that the block loads from safetensors files without converting them, as transformers' ``from_pretrained()``
+    does, come from these files and are not copied; the files must not change while the model lives. `wrap()` copies
+    those that are trained. `load_checkpoint()` does the same for any module.
+
     Args:
         directory: a directory on a disk with room for the parameters; the disk tier's if None. The files have no
             names: they are gone when the model is, or when the process is killed.
@@ -286,6 +290,72 @@ def stream(directory: str | os.PathLike[str] | None = None) -> Iterator[None]:
 
     with Streaming(directory):
         yield
+
+
+def check_checkpoint(checkpoint: str | os.PathLike[str], *, sha256: Mapping[str, str] | None = None) -> None:
+    """Checks the files of a safetensors checkpoint before a run depends on them.
+
+    Every shard is there, its header is sound, its size is that of its header, and it has the tensors that the index
+    expects in it. Reads headers only, and whole files only if their hashes are given.
+
+    Args:
+        checkpoint: a ``.safetensors`` file, a ``.safetensors.index.json`` or a directory that has either.
+        sha256: the SHA-256 of shards, in hexadecimal digits, by the name of the file.
+
+    Raises:
+        OffloadError: a shard is missing, truncated or damaged; the text and ``.file`` name it.
+        ConfigError: `sha256` has a name that is no shard's.
+    """
+    from .session.checkpoint import check_shards
+
+    check_shards(checkpoint, sha256)
+
+
+def load_checkpoint(
+    model: torch.nn.Module,
+    checkpoint: str | os.PathLike[str],
+    *,
+    sha256: Mapping[str, str] | None = None,
+    strict: bool = True,
+) -> torch.nn.Module:
+    """Gives a model the weights of a safetensors checkpoint, which stream from its own files; returns the model.
+
+    No copy is made, in memory or on disk. The model's parameters may be on the meta device: build it in ``with
+    torch.device("meta")``, or with accelerate's ``init_empty_weights()`` if it has buffers that the checkpoint does not
+    have. As after `stream()`, any code may read and write the parameters; `wrap()` copies those that are trained to
+    files of their own. The checkpoint's files must not change while the model lives.
+
+    Tensors of less than 128 KiB stay in memory. Those whose type is not the model's are converted, and stream from
+    files of their own. The parameters are new objects: make the optimizer afterwards.
+
+    Args:
+        model: any module that is not wrapped yet.
+        checkpoint: as for `check_checkpoint()`, which runs first.
+        sha256: as for `check_checkpoint()`.
+        strict: as for ``load_state_dict()``: names that only one side has are an error. All names of a shared parameter
+            are there if one is.
+
+    Raises:
+        OffloadError: a shard is missing, truncated or damaged; the model is unchanged.
+        ConfigError: `sha256` has a name that is no shard's.
+        RuntimeError: names or shapes don't fit, as from ``load_state_dict()``.
+        IntegrationError: the model is wrapped, or a tensor that the checkpoint lacks is on the meta device.
+
+    Example:
+        >>> with torch.device("meta"):
+        ...     model = Model(config)
+        >>> model = memscale.load_checkpoint(model, "checkpoint/")
+    """
+    from .session.checkpoint import check_shards, load_shards
+    from .session.streaming import Streaming
+
+    module = _as_module(model, "load_checkpoint")
+    if not isinstance(strict, bool):
+        raise TypeError(f"memscale.load_checkpoint(): strict must be a bool, not {type(strict).__qualname__}")
+    shards = check_shards(checkpoint, sha256)
+    with Streaming():
+        load_shards(module, shards, strict)
+    return model
 
 
 @contextmanager

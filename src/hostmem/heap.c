@@ -310,17 +310,31 @@ void *ms__heap_alloc(size_t bytes, ms__heap_owner owner)
     return block != NULL ? address_of(block) : NULL;
 }
 
-bool ms__heap_adopt(void *address, uint64_t bytes)
+bool ms__heap_adopt(void *address, uint64_t bytes, ms__heap_owner owner, bool part)
 {
     lock_heap();
-    ms__map_block *block = the_heap.accepts_tensors ? ms__map_block_new() : NULL;
+    ms__map_block *block = is_served(owner) ? ms__map_block_new() : NULL;
     bool is_ours = block != NULL && block_place(block, address, bytes);
     if (is_ours) {
         block->streamed = true;
-        block_hand_out(block, MS__HEAP_TENSOR);
+        block->part = part;
+        block_hand_out(block, owner);
     }
     unlock_heap();
     return is_ours;
+}
+
+void ms__heap_disown(void *address)
+{
+    lock_heap();
+    ms__map_block *block = ms__map_table_start(address);
+    if (block != NULL) {
+        block_take_back(block);
+        ms__map_table_remove(block);
+        block->streamed = block->part = false;
+        ms__map_block_free(block);
+    }
+    unlock_heap();
 }
 
 /* Caches the block if that stays under the ceiling: freeing moves bytes from live to cached, so the

@@ -25,9 +25,14 @@ void *ms__heap_alloc(size_t bytes, ms__heap_owner owner);
  * lock. */
 bool ms__heap_free(void *address);
 
-/* Makes a streamed map of whole pages a block in use. It is not counted in any bytes but the window's. False, with
- * the map left to the caller, when out of memory or while tensors are not accepted. */
-bool ms__heap_adopt(void *address, uint64_t bytes);
+/* Makes a streamed map of whole pages a block in use. It is not counted in any bytes but the window's. A tensor's map
+ * is freed with its block; a library's stays the caller's, who ends it with ms__heap_disown(). `part`: it is a part of a
+ * private map of a checkpoint's file. False, with the map left to the caller, when out of memory, or for a tensor while
+ * tensors are not accepted. */
+bool ms__heap_adopt(void *address, uint64_t bytes, ms__heap_owner owner, bool part);
+
+/* Ends the use of a library's map. Its pages stay mapped. */
+void ms__heap_disown(void *address);
 
 /* Runs `body` with the window of the streamed blocks, under the heap's lock. */
 void ms__heap_visit_window(void (*body)(ms__window *window, void *argument), void *argument);

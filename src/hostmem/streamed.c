@@ -82,14 +82,19 @@ static int make_map(const char *directory, uint64_t bytes, void **out, ms_error 
     return rc;
 }
 
+void ms__streamed_directory(char out[PATH_MAX])
+{
+    ms__mutex_lock(&the_target.lock);
+    memcpy(out, the_target.directory, PATH_MAX);
+    ms__mutex_unlock(&the_target.lock);
+}
+
 static int make_block(uint64_t bytes, void **out, ms_error *err)
 {
     char directory[PATH_MAX];
-    ms__mutex_lock(&the_target.lock);
-    memcpy(directory, the_target.directory, sizeof directory);
-    ms__mutex_unlock(&the_target.lock);
+    ms__streamed_directory(directory);
     int rc = make_map(directory, bytes, out, err);
-    if (rc == MS_OK && !ms__heap_adopt(*out, bytes)) {
+    if (rc == MS_OK && !ms__heap_adopt(*out, bytes, MS__HEAP_TENSOR, false)) {
         ms__unmap(*out, (size_t)bytes);
         rc = ms_fail(err, MS_ENOMEM, "streamed: no memory for the record of a block");
     }
@@ -128,8 +133,7 @@ int ms_streamed_failure(ms_error *err)
 
 /* ---- residence --------------------------------------------------------------- */
 
-/* The streamed block that holds an address; NULL if there is none. Under the heap's lock. */
-static ms__map_block *block_at(const void *address)
+ms__map_block *ms__streamed_block_at(const void *address)
 {
     uintptr_t start;
     uint64_t bytes, serial;
@@ -154,16 +158,27 @@ static void fill_block(const void *address, bool (*goes_on)(uint64_t order), uin
     }
 }
 
+typedef struct use {
+    ms_streamed_blocks now, ahead;
+} use;
+
 static void use_now(ms__window *window, void *argument)
 {
-    const ms_streamed_blocks *blocks = argument;
+    const use *asked = argument;
+    uint64_t ahead_bytes = 0;
     ms__window_next_round(window);
-    for (size_t i = 0; i < blocks->count; i++) {
-        ms__map_block *block = block_at(blocks->addresses[i]);
+    for (size_t i = 0; i < asked->now.count; i++) {
+        ms__map_block *block = ms__streamed_block_at(asked->now.addresses[i]);
         if (block != NULL) {
             (void)ms__window_use(window, block, false);
         }
     }
+    /* The worker could drop parts only together with their bytes in the page cache. */
+    for (size_t i = 0; i < asked->ahead.count && window->parts > 0; i++) {
+        const ms__map_block *block = ms__streamed_block_at(asked->ahead.addresses[i]);
+        ahead_bytes += block != NULL && !block->resident ? atomic_load(&block->bytes) : 0;
+    }
+    (void)ms__window_make_room(window, ahead_bytes);
 }
 
 static void keep_these(ms__window *window, void *argument)
@@ -173,7 +188,7 @@ static void keep_these(ms__window *window, void *argument)
         ms__window_keep(window, block, false);
     }
     for (size_t i = 0; i < blocks->count; i++) {
-        ms__map_block *block = block_at(blocks->addresses[i]);
+        ms__map_block *block = ms__streamed_block_at(blocks->addresses[i]);
         if (block != NULL) {
             ms__window_keep(window, block, true);
         }
@@ -222,19 +237,22 @@ typedef struct admission {
 static void admit(ms__window *window, void *argument)
 {
     admission *asked = argument;
-    ms__map_block *block = block_at(asked->address);
+    ms__map_block *block = ms__streamed_block_at(asked->address);
+    window->is_asynchronous = true;
     asked->is_admitted = block != NULL && !block->resident && ms__window_use(window, block, true);
+    window->is_asynchronous = false;
 }
 
 /* The block may have been dropped while it was filled: then its pages are dropped again. */
 static void recheck(ms__window *window, void *argument)
 {
-    (void)window;
     const admission *asked = argument;
-    const ms__map_block *block = block_at(asked->address);
+    const ms__map_block *block = ms__streamed_block_at(asked->address);
+    window->is_asynchronous = true;
     if (block != NULL) {
-        ms__window_recheck(block);
+        ms__window_recheck(window, block);
     }
+    window->is_asynchronous = false;
 }
 
 static void carry_out(uint64_t order, const void *const *addresses, size_t count)
@@ -252,7 +270,9 @@ static void carry_out(uint64_t order, const void *const *addresses, size_t count
 static void sweep(ms__window *window, void *argument)
 {
     (void)argument;
+    window->is_asynchronous = true;
     ms__window_sweep(window);
+    window->is_asynchronous = false;
 }
 
 /* Drops pages that other code has touched, if they exceed the window. */
@@ -264,6 +284,8 @@ static void look(void)
     if (ms__resident_read(&resident, NULL) != MS_OK) {
         return;
     }
+    /* Files that weren't ours may have been unmapped since. */
+    the_worker.other_file_bytes = ms__min_u64(the_worker.other_file_bytes, resident.file_bytes);
     uint64_t allowed_bytes = ms__max_u64(stats.window_bytes, stats.resident_bytes);
     uint64_t expected_bytes = ms__add_sat(ms__add_sat(the_worker.other_file_bytes, allowed_bytes), unexplained_bytes);
     if (resident.file_bytes <= expected_bytes) {
@@ -354,6 +376,24 @@ static void prepare_worker(void)
     is_fork_covered = ms__hear_of_forks(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
+static bool can_have_worker(void)
+{
+    static ms__once once = MS__ONCE_INIT;
+    ms__once_run(&once, prepare_worker);
+    return is_fork_covered;
+}
+
+bool ms__streamed_watch(void)
+{
+    if (!can_have_worker()) {
+        return false;
+    }
+    ms__mutex_lock(&the_worker.lock);
+    int rc = start_worker(NULL);
+    ms__mutex_unlock(&the_worker.lock);
+    return rc == MS_OK;
+}
+
 /* ---- public -------------------------------------------------------------------- */
 
 static int check_directory(const char *directory, ms_error *err)
@@ -375,13 +415,12 @@ static int check_directory(const char *directory, ms_error *err)
 /* Under the target's lock. */
 static int begin_first(const char *directory, ms_error *err)
 {
-    static ms__once once = MS__ONCE_INIT;
     if (ms__install_means() != MS_HOSTMEM_SLOTS) {
         return ms_fail(err, MS_ENOTSUP, "streamed: torch's CPU allocator could not be taken over");
     }
-    ms__once_run(&once, prepare_worker);
-    if (!is_fork_covered || strlen(directory) >= sizeof the_target.directory) {
-        return ms_fail(err, is_fork_covered ? MS_ECONFIG : MS_ENOMEM, "streamed: cannot use %s", directory);
+    bool is_covered = can_have_worker();
+    if (!is_covered || strlen(directory) >= sizeof the_target.directory) {
+        return ms_fail(err, is_covered ? MS_ECONFIG : MS_ENOMEM, "streamed: cannot use %s", directory);
     }
     int rc = check_directory(directory, err);
     if (rc != MS_OK) {
@@ -443,7 +482,7 @@ static void add_bytes(ms__window *window, void *argument)
     sum *self = argument;
     ms__window_next_round(window); /* so that a block named twice counts once */
     for (size_t i = 0; i < self->blocks.count; i++) {
-        ms__map_block *block = block_at(self->blocks.addresses[i]);
+        ms__map_block *block = ms__streamed_block_at(self->blocks.addresses[i]);
         if (block != NULL && block->round != window->round) {
             self->bytes += atomic_load_explicit(&block->bytes, memory_order_relaxed);
             block->round = window->round;
@@ -478,7 +517,8 @@ static void give_order(ms_streamed_blocks ahead)
 
 void ms_streamed_use(ms_streamed_blocks now, ms_streamed_blocks ahead)
 {
-    ms__heap_visit_window(use_now, &now);
+    use asked = {.now = now, .ahead = ahead};
+    ms__heap_visit_window(use_now, &asked);
     for (size_t i = 0; i < now.count; i++) {
         fill_block(now.addresses[i], NULL, 0);
     }

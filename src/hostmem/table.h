@@ -23,7 +23,8 @@ typedef struct ms__map_block {
     uint64_t absent_bytes;   /* in the cache: bytes at its end that are not resident */
     bool tensor;             /* came through the allocator's slot */
     bool evicted;            /* leaving the cache: not counted in the live bytes */
-    bool streamed;           /* a shared map of a file; see window.h for the next three */
+    bool streamed;           /* a map of a file; see window.h for the next four */
+    bool part;               /* pages of a checkpoint's file, in a private map that is not the block's own */
     bool resident, kept;
     uint64_t round;
     struct ms__map_block *same_prev, *same_next; /* in the cache: blocks of one bucket; all streamed blocks */

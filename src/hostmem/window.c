@@ -13,9 +13,16 @@ static uint64_t bytes_of(const ms__map_block *block)
     return atomic_load_explicit(&block->bytes, memory_order_relaxed);
 }
 
-static void release_pages(const ms__map_block *block)
+static void release_pages(const ms__window *window, const ms__map_block *block)
 {
-    (void)ms__map_empty((void *)atomic_load_explicit(&block->address, memory_order_relaxed), bytes_of(block));
+    void *address = (void *)atomic_load_explicit(&block->address, memory_order_relaxed);
+    if (!block->part) {
+        (void)ms__map_empty(address, bytes_of(block));
+    } else if (window->is_asynchronous) {
+        (void)ms__map_page_out(address, bytes_of(block));
+    } else {
+        ms__map_empty_unwritten(address, bytes_of(block));
+    }
 }
 
 /* ---- the list of blocks that may be dropped ------------------------------- */
@@ -49,7 +56,7 @@ static void forget_residence(ms__window *window, ms__map_block *block)
 static void drop_oldest(ms__window *window)
 {
     ms__map_block *block = window->oldest;
-    release_pages(block);
+    release_pages(window, block);
     window->dropped_bytes += bytes_of(block);
     forget_residence(window, block);
 }
@@ -67,6 +74,7 @@ void ms__window_add(ms__window *window, ms__map_block *block)
     }
     window->all = block;
     window->blocks++;
+    window->parts += block->part;
     window->total_bytes += bytes_of(block);
 }
 
@@ -79,6 +87,7 @@ void ms__window_remove(ms__window *window, ms__map_block *block)
     }
     block->same_prev = block->same_next = NULL;
     window->blocks--;
+    window->parts -= block->part;
     window->total_bytes -= bytes_of(block);
 }
 
@@ -87,8 +96,7 @@ void ms__window_next_round(ms__window *window)
     window->round++;
 }
 
-/* True if the window holds `more_bytes` more, once blocks of earlier rounds are dropped. */
-static bool make_room(ms__window *window, uint64_t more_bytes)
+bool ms__window_make_room(ms__window *window, uint64_t more_bytes)
 {
     uint64_t most_bytes = ms__sub_sat(window->most_bytes, more_bytes);
     while (window->resident_bytes > most_bytes && window->oldest != NULL && window->oldest->round != window->round) {
@@ -107,7 +115,7 @@ bool ms__window_use(ms__window *window, ms__map_block *block, bool must_fit)
         }
         return true;
     }
-    if (!make_room(window, bytes_of(block)) && must_fit) {
+    if (!ms__window_make_room(window, bytes_of(block)) && must_fit) {
         return false;
     }
     block->resident = true;
@@ -144,20 +152,20 @@ void ms__window_empty(ms__window *window)
 {
     ms__window_shrink(window, 0);
     for (const ms__map_block *block = window->all; block != NULL; block = block->same_next) {
-        release_pages(block);
+        release_pages(window, block);
     }
 }
 
-void ms__window_recheck(const ms__map_block *block)
+void ms__window_recheck(const ms__window *window, const ms__map_block *block)
 {
     if (!block->resident) {
-        release_pages(block);
+        release_pages(window, block);
     }
 }
 
 void ms__window_sweep(ms__window *window)
 {
     for (const ms__map_block *block = window->all; block != NULL; block = block->same_next) {
-        ms__window_recheck(block);
+        ms__window_recheck(window, block);
     }
 }

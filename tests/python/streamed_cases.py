@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import pathlib
 import sys
+import tempfile
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any
@@ -42,19 +44,19 @@ class Run:
     """One run of a case: makes and wraps the model, notes results."""
 
     def __init__(self, is_streamed: bool, room_mb: int) -> None:
-        self._is_streamed = is_streamed
+        self.is_streamed = is_streamed
         self._room_bytes = room_mb * 1_000_000
         self._hash = hashlib.sha256()
         self.budget_bytes = 0
 
     def make(self, build: Callable[[], torch.nn.Module]) -> torch.nn.Module:
         torch.manual_seed(0)
-        with memscale.stream() if self._is_streamed else nullcontext():
+        with memscale.stream() if self.is_streamed else nullcontext():
             self._model = build()  # until the report
         return self._model
 
     def wrap(self, model: Any, optimizer: torch.optim.Optimizer | None = None) -> None:
-        if not self._is_streamed:
+        if not self.is_streamed:
             return
         load_tracer()
         _core.streamed_drop()
@@ -156,10 +158,79 @@ def adapters(run: Run) -> None:
     run.note(*(value for value in model.parameters() if value.requires_grad))
 
 
+class Adapted(torch.nn.Module):
+    """A block of a checkpoint with a small trained part beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = Block()
+        self.down = torch.nn.Linear(WIDTH, 8)
+        self.up = torch.nn.Linear(8, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.base(x) + self.up(self.down(x))
+        return y
+
+
+def adapted() -> torch.nn.Module:
+    return torch.nn.Sequential(*(Adapted() for _ in range(BLOCKS)))
+
+
+def save_shards(model: torch.nn.Module, folder: pathlib.Path, count: int = 2) -> None:
+    """A checkpoint of several files with an index, as transformers writes them."""
+    from safetensors.torch import save_file
+
+    state = list(model.state_dict().items())
+    weight_map = {}
+    for number in range(count):
+        name = f"model-{number + 1:05}-of-{count:05}.safetensors"
+        shard = dict(state[number::count])
+        save_file(shard, folder / name, metadata={"format": "pt"})
+        with open(folder / name, "rb+") as file:
+            os.fsync(file)  # the kernel reclaims no page that is still to be written
+        weight_map.update(dict.fromkeys(shard, name))
+    index = {"metadata": {"total_size": 0}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+
+
+def checkpoint(run: Run) -> None:
+    """A frozen base from the shards of a checkpoint; the adapters and the base of the last block are trained."""
+    with tempfile.TemporaryDirectory(dir=".") as name:
+        folder = pathlib.Path(name)
+        torch.manual_seed(0)
+        save_shards(adapted(), folder)
+        if run.is_streamed:
+            with torch.device("meta"):
+                model = adapted()
+            memscale.load_checkpoint(model, folder)
+        else:
+            model = adapted()
+            model.load_state_dict({k: v for file in folder.glob("*.safetensors") for k, v in load(file).items()})
+    torch.manual_seed(1)  # only one of the two models was initialised
+    for block in list(model)[:-1]:  # type: ignore[call-overload]
+        block.base.requires_grad_(False)
+    optimizer = memscale.optim.AdamW([value for value in model.parameters() if value.requires_grad], lr=1e-3)
+    run.wrap(model, optimizer)
+    for x in batches():
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        run.note(loss)
+    run.note_model(model)
+
+
+def load(file: pathlib.Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(file)
+
+
 CASES: dict[str, tuple[Callable[[Run], None], int]] = {
     "all_trained": (all_trained, 140),
     "with_neighbours": (with_neighbours, 370),
     "adapters": (adapters, 140),
+    "checkpoint": (checkpoint, 140),
 }
 
 

@@ -47,6 +47,12 @@ def _x() -> torch.Tensor:
     return torch.ones(4, 16)
 
 
+def _checkpoint() -> str:
+    safetensors = pytest.importorskip("safetensors.torch")
+    safetensors.save_file(_net().state_dict(), "net.safetensors")
+    return "net.safetensors"
+
+
 @functools.cache
 def _documents() -> tuple[str, str, str]:
     """Graph, hardware and plan of `_net`."""
@@ -137,6 +143,16 @@ CALLS: dict[str, Call] = {
         memscale.trace, lambda: {"model": _net(), "sample_input": _x(), "optimizer": _sgd()}, optimizer="None"
     ),
     "stream": Call(_stream, lambda: {"directory": "."}, directory="None str"),
+    "load_checkpoint": Call(
+        memscale.load_checkpoint,
+        lambda: {"model": _net(), "checkpoint": _checkpoint(), "sha256": {}, "strict": True},
+        sha256="None",
+    ),
+    "check_checkpoint": Call(
+        memscale.check_checkpoint,
+        lambda: {"checkpoint": _checkpoint(), "sha256": {}},
+        sha256="None",
+    ),
     "connect": Call(
         _connect,
         lambda: {

@@ -42,6 +42,9 @@ class StreamedLayers:
         everything = _addresses(_tensors(model))
         kept = [address for address in everything if address not in inside]
         trained = _addresses(value for value in model.parameters() if value.requires_grad)
+        # What is written leaves its checkpoint's file: written pages of that can't leave memory.
+        _core.streamed_own(trained, False)
+        _core.streamed_own(everything, True)
         self.total_bytes = _core.streamed_bytes(everything)
         least = _core.streamed_bytes(kept) + _core.streamed_layers_least_bytes(self._order)
         self.sums = self.total_bytes, min(least, self.total_bytes), _core.streamed_bytes(trained)

@@ -26,6 +26,15 @@ _EXTRA = 3
 _NO_ADDRESSES = (0,) * 6
 
 
+class _Pages(mmap.mmap):
+    """A map whose pages leave memory after they were read, if C can see to it."""
+
+    def stream(self) -> None:
+        address = torch.frombuffer(self, dtype=torch.uint8).data_ptr()
+        with suppress(MemScaleError):  # it is small, or memory is short
+            self._lent = _core.streamed_lend(address, len(self))  # freed before the map, with the attributes
+
+
 class DiskState:
     """The states of one optimizer on disk.
 
@@ -109,7 +118,8 @@ class DiskState:
             file.truncate(total)
             for p, offsets in layout.items():
                 self._stream.export(self._states[p][0], file.fileno(), offsets)
-            pages = mmap.mmap(file.fileno(), total)
+            pages = _Pages(file.fileno(), total)
+            pages.stream()
         return {p: self._tensors(p, pages, offsets) for p, offsets in layout.items()}
 
     def names(self, p: torch.Tensor) -> tuple[str | None, ...]:
@@ -132,7 +142,7 @@ class DiskState:
             layout[p] = tuple(offsets)
         return layout, end
 
-    def _tensors(self, p: torch.Tensor, pages: mmap.mmap, offsets: tuple[int | None, ...]) -> dict[str, torch.Tensor]:
+    def _tensors(self, p: torch.Tensor, pages: _Pages, offsets: tuple[int | None, ...]) -> dict[str, torch.Tensor]:
         made = {}
         for name, offset in zip(self.names(p), offsets, strict=True):
             if name is None or offset is None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from .. import _core
 from ..config import Config
 from ..errors import OffloadError
+from .checkpoint import maps_end, maps_stream
 from .host_memory import HostMemory
 from .machine import probe_machine
 
@@ -45,10 +46,12 @@ class Streaming:
         except BaseException:
             self._memory.uninstall()
             raise
+        maps_stream()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        maps_end()
         _core.streamed_end()
         _core.streamed_drop()
         self._memory.uninstall()

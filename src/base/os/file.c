@@ -141,6 +141,27 @@ int ms__file_open_unnamed(const char *directory, bool want_direct, ms__file *out
     return MS_OK;
 }
 
+int ms__file_open_to_read(const char *path, ms__file *out, uint64_t *size_bytes, ms_error *err)
+{
+    struct stat status;
+    int failure = injected(MS_FAULT_OPEN, EIO);
+    int fd = failure == 0 ? open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : -1; /* a pipe would wait for its writer */
+    if (failure == 0 && (fd < 0 || fstat(fd, &status) != 0)) {
+        failure = errno;
+    } else if (failure == 0 && !S_ISREG(status.st_mode)) {
+        failure = S_ISDIR(status.st_mode) ? EISDIR : EINVAL;
+    }
+    if (failure != 0) {
+        if (fd >= 0) {
+            close(fd);
+        }
+        return ms_fail_errno(err, MS_ESYSTEM, failure, "opening %s", path);
+    }
+    *out = (ms__file){.fd = fd, .align_bytes = DIRECT_ALIGN_BYTES};
+    *size_bytes = (uint64_t)status.st_size;
+    return MS_OK;
+}
+
 void ms__file_close(ms__file *file)
 {
     if (file->fd >= 0) {

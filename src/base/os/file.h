@@ -26,6 +26,9 @@ typedef struct ms__file {
  * With `want_direct`, O_DIRECT is tried, and `is_direct` tells the result. MS_ENOSPC, MS_ESYSTEM. */
 MS_NODISCARD int ms__file_open_unnamed(const char *directory, bool want_direct, ms__file *out, ms_error *err);
 
+/* Opens an existing file to be read, and tells its size. MS_ESYSTEM, also for a directory, device or pipe. */
+MS_NODISCARD int ms__file_open_to_read(const char *path, ms__file *out, uint64_t *size_bytes, ms_error *err);
+
 void ms__file_close(ms__file *file);
 
 /* Reserves `size_bytes` of disk blocks for the file, so that a full disk fails here. If the file system can't

@@ -1,5 +1,6 @@
 /* map.h on Linux. */
 #include <errno.h>
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -10,6 +11,16 @@
 #ifndef MADV_POPULATE_READ /* Linux 5.14 */
 #define MADV_POPULATE_READ 22
 #endif
+
+#ifndef MADV_PAGEOUT /* Linux 5.4 */
+#define MADV_PAGEOUT 21
+#endif
+
+enum { PAGES_AT_ONCE = 512 };
+
+/* Of an entry of /proc/self/pagemap. A written page of a private map is not the file's any more. */
+static const uint64_t page_is_present = (uint64_t)1 << 63, page_is_swapped = (uint64_t)1 << 62;
+static const uint64_t page_is_files = (uint64_t)1 << 61;
 
 size_t ms__page_bytes(void)
 {
@@ -73,6 +84,35 @@ int ms__map_file(const ms__file *file, size_t size_bytes, size_t align_bytes, vo
     return ms_fail_errno(err, MS_ESYSTEM, failure, "mapping %s of a file", ms__text_bytes(size_bytes).text);
 }
 
+int ms__map_file_over(const ms__file *file, size_t size_bytes, void *address, ms_error *err)
+{
+    int failure = ENOMEM;
+    if (!ms__fault(MS_FAULT_MAP, &failure)) {
+        int protection = PROT_READ | PROT_WRITE;
+        if (mmap(address, size_bytes, protection, MAP_SHARED | MAP_FIXED, file->fd, 0) != MAP_FAILED) {
+            return MS_OK;
+        }
+        failure = errno;
+    }
+    return ms_fail_errno(err, MS_ESYSTEM, failure, "mapping %s of a file", ms__text_bytes(size_bytes).text);
+}
+
+int ms__map_file_private(const ms__file *file, size_t size_bytes, void **out, ms_error *err)
+{
+    int failure = ENOMEM;
+    if (!ms__fault(MS_FAULT_MAP, &failure)) {
+        /* Without NORESERVE the kernel refuses files larger than memory. */
+        int flags = MAP_PRIVATE | MAP_NORESERVE;
+        void *address = mmap(NULL, size_bytes, PROT_READ | PROT_WRITE, flags, file->fd, 0);
+        if (address != MAP_FAILED) {
+            *out = address;
+            return MS_OK;
+        }
+        failure = errno;
+    }
+    return ms_fail_errno(err, MS_ESYSTEM, failure, "mapping %s of a file", ms__text_bytes(size_bytes).text);
+}
+
 void ms__unmap(void *address, size_t size_bytes)
 {
     if (address != NULL && munmap(address, size_bytes) != 0) {
@@ -104,6 +144,76 @@ bool ms__map_empty(void *address, size_t size_bytes)
 bool ms__map_fill(void *address, size_t size_bytes)
 {
     return map_advise(address, size_bytes, MADV_POPULATE_READ);
+}
+
+static bool is_written(uint64_t entry)
+{
+    return (entry & page_is_swapped) != 0 || ((entry & page_is_present) != 0 && (entry & page_is_files) == 0);
+}
+
+/* Calls `run` for each run of pages that are all written or all unwritten, until it returns false. False if the kernel
+ * does not tell. */
+static bool visit_runs(const void *address, size_t size_bytes, bool (*run)(void *, size_t, bool, void *),
+                       void *argument)
+{
+    size_t page_bytes = ms__page_bytes(), pages = size_bytes / page_bytes;
+    uint64_t entries[PAGES_AT_ONCE];
+    bool goes_on = true;
+    int pagemap = ms__fault(MS_FAULT_MAP, NULL) ? -1 : open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+    bool is_told = pagemap >= 0;
+    for (size_t first = 0; first < pages && goes_on && is_told; first += PAGES_AT_ONCE) {
+        size_t count = (size_t)ms__min_u64(pages - first, PAGES_AT_ONCE);
+        char *start = (char *)address + first * page_bytes; /* `run` decides whether it changes the pages */
+        off_t at = (off_t)((uintptr_t)start / page_bytes * sizeof *entries);
+        is_told = pread(pagemap, entries, count * sizeof *entries, at) == (ssize_t)(count * sizeof *entries);
+        for (size_t i = 0, end; i < count && goes_on && is_told; i = end) {
+            for (end = i + 1; end < count && is_written(entries[end]) == is_written(entries[i]); end++) {
+            }
+            goes_on = run(start + i * page_bytes, (end - i) * page_bytes, is_written(entries[i]), argument);
+        }
+    }
+    if (pagemap >= 0) {
+        close(pagemap);
+    }
+    return is_told;
+}
+
+static bool note_written(void *address, size_t size_bytes, bool written, void *argument)
+{
+    (void)address;
+    (void)size_bytes;
+    *(bool *)argument = written;
+    return !written;
+}
+
+bool ms__map_is_written(const void *address, size_t size_bytes)
+{
+    bool written = false;
+    return !visit_runs(address, size_bytes, note_written, &written) || written;
+}
+
+static bool empty_unwritten(void *address, size_t size_bytes, bool written, void *argument)
+{
+    (void)argument;
+    if (!written) {
+        (void)ms__map_empty(address, size_bytes);
+    }
+    return true;
+}
+
+void ms__map_empty_unwritten(void *address, size_t size_bytes)
+{
+    (void)visit_runs(address, size_bytes, empty_unwritten, NULL);
+}
+
+bool ms__map_set_apart(void *address, size_t size_bytes)
+{
+    return map_advise(address, size_bytes, MADV_DONTDUMP);
+}
+
+bool ms__map_page_out(void *address, size_t size_bytes)
+{
+    return map_advise(address, size_bytes, MADV_PAGEOUT);
 }
 
 uint64_t ms__map_untouched(const void *address, size_t size_bytes)

@@ -36,11 +36,15 @@
     X(report) \
     X(session) \
     X(settings) \
+    X(snapshot) \
+    X(snapshot_put) \
     X(streamed) \
     X(technique) \
     X(trace) \
     X(trace_operators) \
-    X(undo)
+    X(undo) \
+    X(undo_content) \
+    X(undo_modules)
 
 #define MS_EXT_DECLARE(room) int ms_ext_add_##room(PyObject *module);
 MS_EXT_ROOMS(MS_EXT_DECLARE)

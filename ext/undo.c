@@ -4,21 +4,16 @@
 #include "execute_ext.h"
 #include "rooms.h"
 
-/* Of the stable ABI, as Python 3.10's limited API lacks newer ones; headers from 3.13 on no longer declare them. */
-int PyObject_AsWriteBuffer(PyObject *object, void **bytes, Py_ssize_t *size);
-int PyObject_CheckReadBuffer(PyObject *object);
-int PyObject_AsReadBuffer(PyObject *object, const void **bytes, Py_ssize_t *size);
-#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
-
 typedef struct undo {
     PyObject_HEAD PyObject *log; /* list of (note, object, value) */
 } undo;
 
-typedef enum note { NOTE_CALL, NOTE_SLOT, NOTE_CONTENT, NOTE_HOOKS } note;
+typedef enum note { NOTE_CALL, NOTE_SLOT, NOTE_CONTENT, NOTE_EMPTY, NOTE_HOOKS, NOTE_COUNT } note;
 
 static PyTypeObject *undo_type;
 static PyObject *missing; /* stands for the value of a slot that does not exist */
-static PyObject *ordered_dict;
+static PyObject *no_dict, *no_list, *no_set; /* what empty containers hold; never written */
+static PyObject *kinds[NOTE_COUNT];           /* their numbers */
 
 static int append(undo *self, note what, PyObject *object, PyObject *value)
 {
@@ -26,7 +21,7 @@ static int append(undo *self, note what, PyObject *object, PyObject *value)
         PyErr_SetString(PyExc_RuntimeError, "the undo has begun: it takes no more notes");
         return -1;
     }
-    PyObject *entry = Py_BuildValue("(iOO)", (int)what, object, value);
+    PyObject *entry = PyTuple_Pack(3, kinds[what], object, value);
     int rc = entry != NULL ? PyList_Append(self->log, entry) : -1;
     Py_XDECREF(entry);
     return rc;
@@ -37,10 +32,18 @@ static PyObject *none_if(bool is_done)
     return is_done ? Py_NewRef(Py_None) : NULL;
 }
 
-int ms_ext_later(PyObject *object, PyObject *function, PyObject *args)
+int ms_ext_is_undo(PyObject *object)
 {
     if (Py_TYPE(object) != undo_type) {
         PyErr_SetString(PyExc_TypeError, "this takes the Undo of guarded()");
+        return -1;
+    }
+    return 0;
+}
+
+int ms_ext_later(PyObject *object, PyObject *function, PyObject *args)
+{
+    if (ms_ext_is_undo(object) != 0) {
         return -1;
     }
     return append((undo *)object, NOTE_CALL, function, args);
@@ -84,44 +87,61 @@ static PyObject *look(PyObject *holder, PyObject *key)
     return value;
 }
 
+int ms_ext_note_slot(PyObject *object, PyObject *holder, PyObject *key)
+{
+    PyObject *value = look(holder, key);
+    PyObject *place = value != NULL ? PyTuple_Pack(2, holder, key) : NULL;
+    int rc = place != NULL ? append((undo *)object, NOTE_SLOT, place, value) : -1;
+    Py_XDECREF(place);
+    Py_XDECREF(value);
+    return rc;
+}
+
 static PyObject *note_slot(PyObject *object, PyObject *args)
 {
     PyObject *holder, *key;
     if (!PyArg_ParseTuple(args, "OO:slot", &holder, &key)) {
         return NULL;
     }
-    PyObject *value = look(holder, key);
-    PyObject *place = value != NULL ? PyTuple_Pack(2, holder, key) : NULL;
-    int rc = place != NULL ? append((undo *)object, NOTE_SLOT, place, value) : -1;
-    Py_XDECREF(place);
-    Py_XDECREF(value);
-    return none_if(rc == 0);
+    return none_if(ms_ext_note_slot(object, holder, key) == 0);
 }
 
-/* A copy of what a container, or memory, holds; of Python's own class where the user's might run code. */
-static PyObject *copy_of(PyObject *container)
+/* What an empty container holds; NULL if it is not empty, or no container of Python's. */
+static PyObject *emptiness_of(PyObject *container)
 {
     if (PyDict_Check(container)) {
-        return PyDict_Copy(container);
+        return PyDict_Size(container) == 0 ? no_dict : NULL;
     }
     if (PyList_Check(container)) {
-        return PyList_GetSlice(container, 0, PyList_Size(container));
+        return PyList_Size(container) == 0 ? no_list : NULL;
     }
-    if (PyAnySet_Check(container)) {
-        return PySet_New(container);
+    return PyAnySet_Check(container) && PySet_Size(container) == 0 ? no_set : NULL;
+}
+
+bool ms_ext_is_empty(PyObject *container)
+{
+    return emptiness_of(container) != NULL;
+}
+
+PyObject *ms_ext_note_empty(PyObject *object)
+{
+    PyObject *containers = PyList_New(0);
+    if (containers != NULL && append((undo *)object, NOTE_EMPTY, containers, Py_None) != 0) {
+        Py_CLEAR(containers);
     }
-    if (PyObject_HasAttrString(container, "extend") && PyObject_CheckReadBuffer(container)) { /* bytearray, array */
-        return PySequence_GetSlice(container, 0, PySequence_Size(container));
-    }
-    return PyObject_CheckReadBuffer(container) ? PyBytes_FromObject(container)
-                                               : PyObject_CallMethod(container, "copy", NULL);
+    return containers;
+}
+
+int ms_ext_note_content(PyObject *object, PyObject *container, PyObject *content)
+{
+    return append((undo *)object, NOTE_CONTENT, container, content);
 }
 
 static PyObject *note_content(PyObject *object, PyObject *container)
 {
-    PyObject *copy = copy_of(container);
-    int rc = copy != NULL ? append((undo *)object, NOTE_CONTENT, container, copy) : -1;
-    Py_XDECREF(copy);
+    PyObject *content = ms_ext_content_of(container);
+    int rc = content != NULL ? ms_ext_note_content(object, container, content) : -1;
+    Py_XDECREF(content);
     return none_if(rc == 0);
 }
 
@@ -212,111 +232,20 @@ static int put_slot(PyObject *place, PyObject *value)
     return rc;
 }
 
-static bool is_same_dict(PyObject *a, PyObject *b)
+/* Empties those that are not empty any more. Tries all; -1 if one failed. */
+static int empty_again(PyObject *containers)
 {
-    PyObject *key_a, *key_b, *value_a, *value_b;
-    Py_ssize_t at_a = 0, at_b = 0;
-    if (PyDict_Size(a) != PyDict_Size(b)) {
-        return false;
-    }
-    while (PyDict_Next(a, &at_a, &key_a, &value_a)) {
-        if (!PyDict_Next(b, &at_b, &key_b, &value_b) || key_a != key_b || value_a != value_b) {
-            return false;
+    int rc = 0;
+    for (Py_ssize_t i = 0; i < PyList_Size(containers); i++) {
+        PyObject *container = PyList_GetItem(containers, i);
+        if (emptiness_of(container) != NULL) {
+            continue;
+        }
+        PyObject *none = PyDict_Check(container) ? no_dict : PyList_Check(container) ? no_list : no_set;
+        if (ms_ext_put_content(container, none) != 0) {
+            rc = -1;
         }
     }
-    return true;
-}
-
-static bool is_same_list(PyObject *a, PyObject *b)
-{
-    Py_ssize_t count = PyList_Size(a);
-    if (count != PyList_Size(b)) {
-        return false;
-    }
-    for (Py_ssize_t i = 0; i < count; i++) {
-        if (PyList_GetItem(a, i) != PyList_GetItem(b, i)) {
-            return false;
-        }
-    }
-    return true;
-}
-
-static int call_method(PyObject *object, const char *name, PyObject *argument)
-{
-    PyObject *done =
-        argument != NULL ? PyObject_CallMethod(object, name, "O", argument) : PyObject_CallMethod(object, name, NULL);
-    Py_XDECREF(done);
-    return done != NULL ? 0 : -1;
-}
-
-/* Of a bytearray or an array, whose size may have changed, or of a number or structure of C's. */
-static int refill_memory(PyObject *container, PyObject *content)
-{
-    void *to;
-    const void *from;
-    Py_ssize_t to_bytes, from_bytes;
-    if (PyObject_AsWriteBuffer(container, &to, &to_bytes) != 0 ||
-        PyObject_AsReadBuffer(content, &from, &from_bytes) != 0) {
-        return -1;
-    }
-    if (to_bytes != from_bytes) {
-        return PySequence_SetSlice(container, 0, PySequence_Size(container), content);
-    }
-    memcpy(to, from, (size_t)from_bytes);
-    return 0;
-}
-
-/* Restores in place, so that every holder of the container sees its old content. */
-static int refill(PyObject *container, PyObject *content)
-{
-    if (PyDict_Check(container)) {
-        if (is_same_dict(container, content)) {
-            return 0;
-        }
-        int is_ordered = PyDict_CheckExact(container) ? 0 : PyObject_IsInstance(container, ordered_dict);
-        if (is_ordered < 0) {
-            return -1;
-        }
-        if (is_ordered == 0) {
-            PyDict_Clear(container);
-            return PyDict_Update(container, content);
-        }
-        if (call_method(container, "clear", NULL) != 0) { /* it keeps an order of its own */
-            return -1;
-        }
-        PyObject *items = PyDict_Items(content);
-        int rc = items != NULL ? 0 : -1;
-        for (Py_ssize_t i = 0; rc == 0 && i < PyList_Size(items); i++) {
-            PyObject *pair = PyList_GetItem(items, i);
-            rc = PyObject_SetItem(container, PyTuple_GetItem(pair, 0), PyTuple_GetItem(pair, 1));
-        }
-        Py_XDECREF(items);
-        return rc;
-    }
-    if (PyList_Check(container)) {
-        return is_same_list(container, content) ? 0 : PyList_SetSlice(container, 0, PyList_Size(container), content);
-    }
-    if (PyAnySet_Check(container)) {
-        int is_same = PyObject_RichCompareBool(container, content, Py_EQ);
-        if (is_same != 0) {
-            return is_same < 0 ? -1 : 0;
-        }
-        return call_method(container, "clear", NULL) == 0 ? call_method(container, "update", content) : -1;
-    }
-    if (PyObject_CheckReadBuffer(container)) {
-        return refill_memory(container, content);
-    }
-    return call_method(container, "clear", NULL) == 0 ? call_method(container, "extend", content) : -1; /* deque */
-}
-
-static int put_content(PyObject *container, PyObject *content)
-{
-    PyObject *now = copy_of(container); /* keeps the removed items until all is restored: finalizers may run Python */
-    if (now == NULL) {
-        PyErr_Clear(); /* without memory, they run earlier */
-    }
-    int rc = refill(container, content);
-    Py_XDECREF(now);
     return rc;
 }
 
@@ -327,9 +256,13 @@ static int put_back(PyObject *entry)
     case NOTE_SLOT:
         return put_slot(place, value);
     case NOTE_CONTENT:
-        return put_content(place, value);
+        return ms_ext_put_content(place, value);
+    case NOTE_EMPTY:
+        return empty_again(place);
     case NOTE_HOOKS:
         return pop_hooks_above(place);
+    case NOTE_COUNT:
+        break;
     case NOTE_CALL:
         done = PyObject_CallObject(place, value);
         Py_XDECREF(done);
@@ -435,33 +368,26 @@ static PyMethodDef undo_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static PyObject *content(PyObject *module, PyObject *container)
-{
-    (void)module;
-    return copy_of(container);
-}
-
-static PyObject *set_content(PyObject *module, PyObject *args)
-{
-    (void)module;
-    PyObject *container, *content;
-    if (!PyArg_ParseTuple(args, "OO:put_content", &container, &content) || put_content(container, content) != 0) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
-}
-
 static PyMethodDef methods[] = {
-    MS_EXT_FUNCTION("content", content, METH_O, "container, /", "(object) -> Any",
-                    "A copy of what a list, dictionary, set, deque, bytearray, array or number of C's holds."),
-    MS_EXT_FUNCTION("put_content", set_content, METH_VARARGS, "container, content, /", "(object, object) -> None",
-                    "Puts what content() returned back in its place."),
     MS_EXT_FUNCTION(
         "guarded", guarded, METH_VARARGS, "function, /, *args", "(Callable[..., Any], Any) -> Any",
         "Calls function(undo, *args). Then undoes the changes noted in the Undo, exception or not, in one call "
         "that nothing can interrupt."),
     {NULL, NULL, 0, NULL},
 };
+
+static int make_constants(void)
+{
+    no_dict = PyDict_New();
+    no_list = PyList_New(0);
+    no_set = PyFrozenSet_New(NULL);
+    bool are_made = no_dict != NULL && no_list != NULL && no_set != NULL;
+    for (int i = 0; are_made && i < NOTE_COUNT; i++) {
+        kinds[i] = PyLong_FromLong(i);
+        are_made = kinds[i] != NULL;
+    }
+    return are_made ? 0 : -1;
+}
 
 int ms_ext_add_undo(PyObject *module)
 {
@@ -479,10 +405,7 @@ int ms_ext_add_undo(PyObject *module)
         .slots = slots,
     };
     missing = PyObject_CallObject((PyObject *)&PyBaseObject_Type, NULL);
-    PyObject *collections = PyImport_ImportModule("collections");
-    ordered_dict = collections != NULL ? PyObject_GetAttrString(collections, "OrderedDict") : NULL;
-    Py_XDECREF(collections);
-    if (missing == NULL || ordered_dict == NULL || ms_ext_add_type(module, &spec, &undo_type) != 0) {
+    if (missing == NULL || make_constants() != 0 || ms_ext_add_type(module, &spec, &undo_type) != 0) {
         return -1;
     }
     return PyModule_AddFunctions(module, methods);

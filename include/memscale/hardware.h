@@ -73,9 +73,10 @@ typedef struct ms_process {
     uint64_t scratch_bytes;  /* most memory of operators and the interpreter beside tensors */
     uint64_t reserve_bytes;  /* the possible but unexpected part of scratch_bytes: budgets leave room for it */
     uint64_t products_bytes; /* the expected part that only large matrix products take; 0 once measured */
+    uint64_t convolutions_bytes; /* more reserve, beside scratch_bytes, for a step with convolutions; 0 once measured */
     uint64_t storages_bytes; /* once measured: what the measured step's storages were assumed to add to scratch_bytes;
                               * a step with more of them takes more. 0: unknown */
-    uint64_t state_bytes;    /* the part of the baseline that is state of the model's optimizers */
+    uint64_t state_bytes; /* the part of the baseline that is state of the model's optimizers */
     uint64_t traced_bytes; /* the part of scratch_bytes that the first trace left resident; the baseline includes it */
     uint64_t streamed_bytes; /* of parameters that stream */
     uint64_t window_bytes; /* the part of the baseline that these may take; see ms_pipeline_window() */

@@ -139,7 +139,10 @@ MS_API int ms_trace_head_backward_end(ms_trace *trace, uint64_t head, uint64_t g
 /* A bit of `copied`: an image of a convolution is in channels_last. Nothing is reordered then, except a grouped filter. */
 #define MS_WORKSPACE_CHANNELS_LAST (UINT32_C(1) << 31)
 
-/* Bytes that an operator takes at most on a CPU, beside operands and results. `name` is torch's. Bit i of `copied` says
+/* Another: the operator ran on a GPU. Only convolutions have a figure there. */
+#define MS_WORKSPACE_GPU (UINT32_C(1) << 30)
+
+/* Bytes that an operator takes at most on a CPU, or is expected to take on a GPU, beside operands and results. `name` is torch's. Bit i of `copied` says
  * that the operator copies input i first: it has gaps or repeats elements (an expanded gradient), is the image that is not
  * in channels_last, or is converted to another type of the same size. Types of other sizes are seen from the operands.
  * Saturates. 0 for most operators. */
@@ -152,7 +155,7 @@ MS_API bool ms_operator_takes_workspace(const char *name);
 /* Whether an operator of that name first writes operands of several types in one type. */
 MS_API bool ms_operator_converts(const char *name);
 
-/* Reports that the operator of ms_trace_op() ran on a CPU: records its workspace, as of ms_workspace_bytes(), as
+/* Reports that the operator of ms_trace_op() ran, `copied` says where: records its workspace, as of ms_workspace_bytes(), as
  * allocated and freed. */
 MS_API int ms_trace_workspace(ms_trace *trace, const char *name, const ms_operand *inputs, size_t input_count,
                               const ms_operand *outputs, size_t output_count, uint32_t copied, ms_error *err);

@@ -210,6 +210,17 @@ class Settings:
         setting whose reader raises RuntimeError.
         """
 
+class Snapshot:
+    """The plain state of modules before one call; see take_snapshot()."""
+    def bind_parameters(self, undo: Undo, /) -> str | None:
+        """Binds the parameters of the call again; the undo restores the present ones. The name of the first that was
+        written since, None if none was.
+        """
+    def put_attributes(self) -> None:
+        """Sets the scalars that differ, and removes attributes and buffers that came later. The Undo must have a note
+        of the modules.
+        """
+
 TECHNIQUES: dict[str, Technique]
 
 class Technique(NamedTuple):
@@ -661,9 +672,28 @@ def memory_beside_tensors() -> int:
 def memory_live() -> tuple[int, int]:
     """Bytes and blocks of memory that the library has allocated."""
 
+def module_list(root: Any, /) -> list[Any]:
+    """The module `root` and those below it, in torch's order, each once. TypeError if one keeps its children in
+    anything but a dict.
+    """
+
 def module_tensors(root: Any, with_buffers: bool, /) -> list[Any]:
     """The parameters of the module `root` and of those below it, in torch's order, each once; with their buffers, if
     asked for. TypeError if one keeps them in anything but dicts.
+    """
+
+def note_modules(
+    undo: Undo,
+    modules: list[Any],
+    quiet: set[type],
+    is_container: Callable[[Any], bool],
+    is_open: Callable[[Any, set[type]], bool],
+    /,
+) -> None:
+    """Lets the Undo restore the attributes of modules, what containers among them hold, and what plain objects among
+    them hold; containers two deep, those that every module has not at all. Types in `quiet` are no objects to
+    search. `is_container` decides on subclasses of Python's containers, `is_open` on objects; it may add a type to
+    `quiet`.
     """
 
 def now_ns() -> int:
@@ -994,6 +1024,18 @@ def streamed_set_window(window_bytes: int, /) -> None:
 
 def streamed_stats() -> dict[str, int]:
     """Keys: blocks, total_bytes, resident_bytes, kept_bytes, window_bytes, fetched_bytes, dropped_bytes."""
+
+def take_snapshot(
+    modules: list[Any],
+    owned: int,
+    inert: set[type],
+    sharded: type | None,
+    /,
+) -> tuple[Snapshot, list[tuple[int, str, Any]], list[tuple[int, str, Any]]]:
+    """The scalars and names of the modules' attributes and the names of their buffers, and the parameters of the first
+    `owned` of them, unless those are of the class `sharded`. Then the buffers, and the attributes that are neither
+    scalars, nor those that every module has, nor of types in `inert`: module's number, name and value.
+    """
 
 def team_threads() -> int:
     """Threads that OpenMP would use in this thread, 0 without OpenMP."""

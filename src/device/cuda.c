@@ -17,8 +17,13 @@ enum { BLOCK_BYTES = 512 };
  *            is 32 MiB, and 128 MiB on AMD's gfx94x and gfx95x, which have 9.4 and 9.5.
  *   splits   a block above 1 MiB keeps a remainder below 1 MiB; a convolution, a product or an attention
  *            has up to eight blocks at once.
+ *   cuDNN    the trace counts what a convolution's workspace is expected to take (src/trace/workspace.c). torch sets no
+ *            limit: it takes the first engine that cuDNN's heuristics name, whatever workspace it asks for, and
+ *            only CUDNN_CONV_WSCAP_DBG caps it. An H200 took up to 39 MB more than expected (ViT's patches, whose
+ *            gradient is summed in parts).
  */
 enum { MIB = 1 << 20, CUBLAS_BYTES = 8519680, LARGE_CUBLAS_BYTES = 32 * MIB, LARGEST_CUBLAS_BYTES = 128 * MIB };
+enum { CONVOLUTIONS_BYTES = 48 * MIB };
 enum { HANDLES = 2, SPLITS_BYTES = 8 * MIB, PRIOR_BYTES = HANDLES * CUBLAS_BYTES + SPLITS_BYTES };
 enum { LARGE_COMPUTE_MAJOR = 9 };
 
@@ -247,7 +252,7 @@ const ms__device_kind ms__device_cuda = {
     .default_memory_bytes_per_s = UINT64_C(400000000000),
     .default_link_bytes_per_s = UINT64_C(12000000000), /* PCIe 3.0 x16 */
     .runtime_bytes = CUBLAS_BYTES,
-    .scratch = {.prior_bytes = PRIOR_BYTES}, /* measured steps correct it */
+    .scratch = {.prior_bytes = PRIOR_BYTES, .convolutions_bytes = CONVOLUTIONS_BYTES}, /* measured steps correct it */
     .more_scratch = cuda_more_scratch,
     .probe = ms__cuda_probe,
     .has_driver = cuda_has_driver,

@@ -79,6 +79,7 @@ typedef struct ms__device_scratch {
     uint64_t prior_per_cpu_bytes;    /* added for each usable CPU */
     uint64_t expected_bytes;         /* part of the prior; the rest is reserve */
     uint64_t without_products_bytes; /* part of expected_bytes that steps without large products use */
+    uint64_t convolutions_bytes;     /* more reserve for steps with convolutions */
 } ms__device_scratch;
 
 /* An environment setting that makes memory or time differ from the plan. */

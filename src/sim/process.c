@@ -20,6 +20,7 @@ static void assume_scratch(const ms_hardware *hardware, ms_process *process)
     uint64_t prior = ms__add_sat(scratch->prior_bytes, card);
     process->scratch_bytes = ms__add_sat(prior, per_cpu);
     process->reserve_bytes = prior - scratch->expected_bytes;
+    process->convolutions_bytes = scratch->convolutions_bytes;
     process->products_bytes = ms__add_sat(scratch->expected_bytes - scratch->without_products_bytes, per_cpu);
 }
 
@@ -82,7 +83,8 @@ uint64_t ms__process_scratch(const ms_process *process, const ms_graph *graph)
 {
     bool is_measured = process->products_bytes == 0;
     if (is_measured && process->storages_bytes == 0) {
-        return process->scratch_bytes;
+        uint64_t convolutions = graph->convolutions > 0 ? process->convolutions_bytes : 0;
+        return ms__add_sat(process->scratch_bytes, convolutions);
     }
     if (is_measured) {
         uint64_t more = ms__sub_sat(allocation_scratch(graph, false), process->storages_bytes);
@@ -110,7 +112,7 @@ void ms__process_measured(ms_process *process, const ms_graph *graph, uint64_t s
     uint64_t others = lowered ? 0 : process->storages_bytes; /* of a larger step, which the scratch covers */
     process->scratch_bytes = scratch_bytes;
     process->reserve_bytes = ms__sub_sat(scratch_bytes, expected_bytes);
-    process->products_bytes = process->traced_bytes = 0;
+    process->products_bytes = process->traced_bytes = process->convolutions_bytes = 0;
     process->storages_bytes = expected_bytes == MS_UNSET ? 0 : ms__max_u64(others, allocation_scratch(graph, false));
 }
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -175,6 +176,25 @@ def test_pinned_memory_must_not_change_under_a_copy(double, waits):
     source.zero_()
     assert (double.violations()[0] == 0) == waits
     assert moved.cpu().eq(1).all() == waits
+
+
+def test_a_failed_call_of_the_runtime_fails_the_threads_next_launch(double):
+    x, runtime = torch.ones(4, device="cuda"), torch.cuda.cudart()
+    assert double.last_error() == 0
+    assert runtime.cudaHostUnregister(4096) != 0
+    assert torch.ones(4).to("cuda").device.type == "cuda"  # a copy has an error of its own
+    with ThreadPoolExecutor(1) as other:
+        other.submit(lambda: x + 1).result()
+    with pytest.raises(torch.AcceleratorError):
+        x + 1
+    assert (x + 1).tolist() == [2] * 4  # it is told once
+
+
+def test_asking_for_the_last_error_forgets_it(double):
+    x, runtime = torch.ones(4, device="cuda"), torch.cuda.cudart()
+    assert runtime.cudaHostUnregister(4096) != 0
+    assert double.last_error() != 0 and double.last_error() == 0
+    assert (x + 1).tolist() == [2] * 4
 
 
 def test_pinned_memory_is_given_out_again_after_its_copies_only(double):

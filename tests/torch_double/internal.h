@@ -121,8 +121,13 @@ class Work
 
 /* Puts work on a stream. Keeps no storage alive: as on a real device, memory may be freed meanwhile. */
 void launch(const c10::Stream &stream, const std::vector<cuda_double_range> &ranges, std::shared_ptr<Work> work);
+/* The same for a kernel. As after each of torch's launches, an error that the runtime still keeps for the calling thread
+ * is raised, although the kernel runs: it may be an earlier call's. */
+void launch_kernel(const c10::Stream &stream, const std::vector<cuda_double_range> &ranges, std::shared_ptr<Work> work);
 /* Raises torch.AcceleratorError for the first failure of work that was not raised yet. */
 void raise_failure();
+/* Keeps the error of a call of the runtime, unless `result` is 0, until the calling thread asks for it. Returns it. */
+int keep_error(int result);
 
 /* ---- operators.cpp ---- */
 

@@ -500,7 +500,7 @@ at::Tensor to_device(const at::Tensor &value, c10::DeviceIndex device)
     std::vector<cuda_double_range> ranges;
     at::Tensor made = empty_strided_on(device, value.sizes(), value.strides(), value.scalar_type());
     View view = view_of(made, true, ranges);
-    launch(current_stream(device), ranges, std::make_shared<Fill>(view, value));
+    launch_kernel(current_stream(device), ranges, std::make_shared<Fill>(view, value));
     return made;
 }
 
@@ -509,7 +509,7 @@ Stack call_and_wait(const Facts &facts, const std::shared_ptr<Call> &call, const
                     c10::DeviceIndex device)
 {
     call->keeps = true;
-    launch(current_stream(device), call->ranges, call);
+    launch_kernel(current_stream(device), call->ranges, call);
     synchronize(current_stream(device));
     TORCH_CHECK(call->kept.has_value(), facts.name, " didn't run: the device is broken");
     Stack results;
@@ -558,7 +558,7 @@ void run_operator(const c10::OperatorHandle &op, Stack *stack)
             call->take(arguments, device);
         }
         results = make_results(facts, learned != nullptr ? *learned : Learned{}, arguments, device, *call);
-        launch(current_stream(device), call->ranges, call);
+        launch_kernel(current_stream(device), call->ranges, call);
     }
     for (IValue &result : results) {
         stack->push_back(std::move(result));

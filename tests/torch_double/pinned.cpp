@@ -179,7 +179,7 @@ TORCH_DOUBLE_EXPORT int torch_double_host_register(void *memory, size_t bytes, u
     if (result == 0) {
         the_allocator().adopt(memory, bytes);
     }
-    return result;
+    return keep_error(result);
 }
 
 TORCH_DOUBLE_EXPORT int torch_double_host_unregister(void *memory)
@@ -189,7 +189,7 @@ TORCH_DOUBLE_EXPORT int torch_double_host_unregister(void *memory)
         the_allocator().forget(memory);
     }
     Context context(0);
-    return cuMemHostUnregister(memory);
+    return keep_error(cuMemHostUnregister(memory));
 }
 
 void pinned_used_on(const void *memory, const c10::Stream &stream)

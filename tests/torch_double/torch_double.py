@@ -101,6 +101,11 @@ def fail(function: str, nth: int, result: int) -> None:
     _driver.cuda_double_fail(function.encode(), nth, result)
 
 
+def last_error() -> int:
+    """cudaGetLastError(): the last error of this thread's calls of the runtime, which is then forgotten."""
+    return int(_double.torch_double_last_error())
+
+
 def limit_pinned(total_bytes: int) -> None:
     """Sets the host memory that may be pinned; memory that is already pinned stays so."""
     _driver.cuda_double_limit_registered(total_bytes)

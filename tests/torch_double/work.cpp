@@ -7,6 +7,7 @@
 #include <c10/util/Exception.h>
 
 #include <mutex>
+#include <utility>
 
 #include "internal.h"
 
@@ -20,6 +21,7 @@ struct Queued {
     std::shared_ptr<Work> work;
 };
 
+thread_local int last_error = 0;         /* of the runtime: of its calls on this thread */
 std::mutex lock;
 std::string failure;                     /* a failure of work that was not raised yet */
 std::vector<std::unique_ptr<Queued>> done; /* destroyed by a host's thread: work may hold Python objects */
@@ -69,6 +71,26 @@ void launch(const c10::Stream &stream, const std::vector<cuda_double_range> &ran
     check(cuda_double_launch_ranges(handle_of(stream), ranges.data(), ranges.size(), run_queued, queued.get()),
           "launch");
     queued.release(); /* run_queued() owns it now */
+}
+
+int keep_error(int result)
+{
+    if (result != 0) {
+        last_error = result;
+    }
+    return result;
+}
+
+/* What cudaGetLastError does. */
+TORCH_DOUBLE_EXPORT int torch_double_last_error(void)
+{
+    return std::exchange(last_error, 0);
+}
+
+void launch_kernel(const c10::Stream &stream, const std::vector<cuda_double_range> &ranges, std::shared_ptr<Work> work)
+{
+    launch(stream, ranges, std::move(work));
+    check(torch_double_last_error(), "a kernel's launch");
 }
 
 void raise_failure()

@@ -24,6 +24,7 @@ _REQUIRED: dict[str, tuple[str, ...]] = {
     "following a step": (
         "_C._functorch.maybe_current_level",
         "_C._current_graph_task_id",
+        "_C._is_tracing",
         "autograd.Variable._execution_engine.queue_callback",
         "Tensor._version",
         "UntypedStorage._cdata",

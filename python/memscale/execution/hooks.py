@@ -12,6 +12,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch.nn.modules import module as of_all
 
 from ..base.compiler import COMPILED_CALL, calling_module, is_compiled, original_of
 from ..errors import IntegrationError
@@ -267,8 +268,6 @@ class LayerHooks(_HookedModule):
         """Whether no other pre-hook ran before ours. An earlier one may have changed the arguments,
         and would change them again in a replay. If the module's own hooks came first, ours is moved
         to the front for the next call."""
-        from torch.nn.modules import module as of_all
-
         hooks: Any = module._forward_pre_hooks  # an OrderedDict, declared as a dict
         if self.place == COMPILED_CALL:
             return True  # the module's own hooks lie inside

@@ -89,8 +89,9 @@ class OnThread(threading.local):
     def stands_aside(self) -> bool:
         """Whether memscale ignores a forward on this thread, because it is a replay, a trace of
         memscale's or torch's, or without gradients."""
-        is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
-        return self.is_apart or is_traced or not torch.is_grad_enabled()
+        if self.is_apart or not torch.is_grad_enabled():
+            return True
+        return torch.compiler.is_compiling() or torch._C._is_tracing()
 
     @property
     def is_transformed(self) -> bool:

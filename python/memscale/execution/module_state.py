@@ -67,6 +67,9 @@ _CLOSED = ("memscale", "torch", "builtins")
 """Packages whose objects are not searched for containers."""
 
 _GENERATOR_HOLDERS = (list, dict, tuple)
+_STATEFUL = (torch.Tensor, *_CONTAINERS, *_GENERATOR_HOLDERS)
+"""Types of attributes whose values tell whether they are state."""
+
 _FEW_ITEMS = 16
 """Plain containers with more items are not searched for random generators."""
 
@@ -78,9 +81,6 @@ _SEARCHES_MOST = 8
 
 _WATCHED_REPLAYS = 3
 """Replays of a layer that have a witness. The first calls may make the objects that later ones change."""
-
-_MODULES_OWN = frozenset(torch.nn.Module().__dict__)
-"""Attributes that every module has."""
 
 
 class LayerState:
@@ -96,11 +96,15 @@ class LayerState:
         self._kinds: list[tuple[type, ...]] = []
         self._room = 0
         self._writes: str | None = None
+        self.inert: set[type] = set()
+        """Types of attributes that are no state, whatever their values are."""
+        self.quiet: set[type] = set()
+        """Types of attributes whose objects are not searched."""
         self._rebound: set[tuple[int, str]] = set()
 
     def obstacle(self, module: torch.nn.Module) -> str | None:
         """The reason why no call of `module` can be repeated; None if no reason is known."""
-        return self._writes or (self._reach or self._reach_of(list(module.modules()))).obstacle
+        return self._writes or (self._reach or self._reach_of(modules_of(module))).obstacle
 
     def _reach_of(self, modules: list[torch.nn.Module]) -> Reach:
         """The state that the modules' code reaches. Searched once, and again if modules were added or removed, or
@@ -126,53 +130,51 @@ class LayerState:
 
     def take(self, module: torch.nn.Module, modes: list[Any]) -> ModuleState:
         """The state before a call of `module` (the layer, or a replica of it), that of the modes around it included."""
-        modules = list(module.modules())  # at every call, because modules may have been added since
-        parameters = [
-            _Parameter(inner, name, parameter)
-            for inner in modules
-            if not _is_gathered(inner)
-            for name, parameter in inner._parameters.items()
-            if parameter is not None
-        ]
-        tensors: list[tuple[dict[str, Any], str, _Buffer]] = []
+        modules = modules_of(module)  # at every call, because modules may have been added since
+        owned = len(modules)
         reach = self._reach_of(modules)
-        modules = [*modules, *reach.modules]
-        attributes = [_Attributes(inner) for inner in modules]
-        self._room = _FROZEN_BYTES
-        with torch.no_grad():
-            for inner in reach.modules:
-                tensors.extend(self._frozen_of(inner))
-            for index, (inner, held) in enumerate(zip(modules, attributes, strict=True)):
-                buffers: dict[str, Any] = inner._buffers
-                tensors.extend(
-                    (buffers, name, self._copy_of((index, name), buffer))
-                    for name, buffer in buffers.items()
-                    if buffer is not None
-                )
-                tensors.extend(
-                    (inner.__dict__, name, self._copy_of((index, name), value))
-                    for name, value in held.tensors
-                    if (index, name) not in self._rebound
-                )
-            places = [found for place in reach.places if (found := self._look(place)) is not None]
+        if reach.modules:
+            modules = [*modules, *reach.modules]
+        held, buffers, others = _core.take_snapshot(modules, owned, self.inert, _sharded())
+        attributes = _Attributes(others, self.inert)
+        tensors: list[tuple[dict[str, Any], str, _Buffer]] = []
+        places: list[Any] = []
+        if reach.modules or reach.places or buffers or attributes.tensors:
+            with torch.no_grad():
+                tensors = self._tensors_of(reach, modules, buffers, attributes.tensors)
+                places = [found for place in reach.places if (found := self._look(place)) is not None]
             tensors.extend(found for found in places if type(found[2]) is _Buffer)
-        generators = {id(generator): generator for held in attributes for generator in held.generators}
-        generators.update((id(generator), generator) for generator in reach.generators)
+        generators = {id(generator): generator for generator in (*attributes.generators, *reach.generators)}
         return ModuleState(
             self,
             modules,
-            parameters,
+            held,
             tensors,
-            [held.scalars for held in attributes],
-            [
-                (inner.__dict__, name, value, value.copy())
-                for inner, held in zip(modules, attributes, strict=True)
-                for name, value in held.containers
-            ],
+            [(modules[index].__dict__, name, value, value.copy()) for index, name, value in attributes.containers],
             list(generators.values()),
             _Reached(reach, [found for found in places if type(found[2]) is not _Buffer]),
             [(mode, self._of_mode(mode)) for mode in modes],
         )
+
+    def _tensors_of(
+        self,
+        reach: Reach,
+        modules: list[torch.nn.Module],
+        buffers: list[tuple[int, str, Any]],
+        attributes: list[tuple[int, str, torch.Tensor]],
+    ) -> list[tuple[dict[str, Any], str, _Buffer]]:
+        """The tensors of modules that a call may write to, and copies of them where they are needed."""
+        self._room = _FROZEN_BYTES
+        tensors = [held for inner in reach.modules for held in self._frozen_of(inner)]
+        for index, name, buffer in buffers:
+            holder: dict[str, Any] = modules[index]._buffers
+            tensors.append((holder, name, self._copy_of((index, name), buffer)))
+        tensors.extend(
+            (modules[index].__dict__, name, self._copy_of((index, name), value))
+            for index, name, value in attributes
+            if (index, name) not in self._rebound
+        )
+        return tensors
 
     def _of_mode(self, mode: Any) -> _Reached:
         reach = Reach([], [mode])
@@ -261,33 +263,6 @@ class LayerState:
                     self._writes = f"it writes to {name!r}, {_dense_bytes(buffer.tensor) / 1e6:.0f} MB"
 
 
-class _Parameter:
-    """A parameter as it was bound for the call, or the tensor that stood in for it."""
-
-    __slots__ = ("module", "name", "tensor", "version")
-
-    def __init__(self, module: torch.nn.Module, name: str, tensor: torch.Tensor) -> None:
-        self.module = module
-        self.name = name
-        self.version = version_of(tensor)
-        # A tensor that an operator returned is held without the caller's graph.
-        self.tensor = tensor if tensor.is_leaf else tensor.detach().requires_grad_(tensor.requires_grad)
-
-    def for_replay(self, layer: str) -> torch.Tensor:
-        """The tensor to bind for the replay.
-
-        Raises:
-            IntegrationError: the tensor was changed in place since the call.
-        """
-        if self.version is not None and self.tensor._version != self.version:
-            raise IntegrationError(
-                f"layer {layer}: its parameter {self.name!r} was changed in place after the layer's forward "
-                "(an optimizer step, before the backward?), so that the layer can't be recomputed; run the "
-                "backward first, or set enable_checkpointing=False"
-            )
-        return self.tensor
-
-
 class _Buffer:
     __slots__ = ("copy", "key", "tensor", "version")
 
@@ -359,13 +334,11 @@ class ModuleState:
         "_cached_weights",
         "_containers",
         "_generators",
+        "_held",
         "_layer",
         "_modes",
         "_modules",
-        "_names",
-        "_parameters",
         "_reached",
-        "_scalars",
         "tensors",
     )
 
@@ -373,9 +346,8 @@ class ModuleState:
         self,
         layer: LayerState,
         modules: list[torch.nn.Module],
-        parameters: list[_Parameter],
+        held: _core.Snapshot,
         tensors: list[tuple[dict[str, Any], str, _Buffer]],
-        scalars: list[dict[str, Any]],
         containers: list[tuple[dict[str, Any], str, Any, Any]],
         generators: list[Any],
         reached: _Reached,
@@ -383,11 +355,9 @@ class ModuleState:
     ) -> None:
         self._layer = layer
         self._modules = modules
-        self._names = [(tuple(module.__dict__), tuple(module._buffers)) for module in modules]
+        self._held = held
         self._cached_weights = CachedWeights()
-        self._parameters = parameters
         self.tensors = tensors
-        self._scalars = scalars
         self._containers = containers
         self._generators = [(generator, _state_of(generator)) for generator in generators]
         self._reached = reached
@@ -413,19 +383,30 @@ class ModuleState:
         """Restores the state before the call; `undo` puts the present state back. Restores only those modes around the
         call that are in `left`; the others are on now, and their state must count what runs."""
         reached = [self._reached, *(state for mode, state in self._modes if any(mode is one for one in left))]
-        for module in self._modules:
-            note_attributes(module, undo)
+        note_attributes(undo, self._modules, self._layer.quiet)
         for state in reached:
             state.note(undo)
-        self._drop_later_names()
+        self._held.put_attributes()
         for generator, drawn in self._generators:
             note_generator(undo, generator)
             set_generator(generator, drawn)
-        for parameter in self._parameters:
-            bound: dict[str, Any] = parameter.module._parameters
-            if bound.get(parameter.name) is not parameter.for_replay(self._layer.name):
-                undo.slot(bound, parameter.name)
-                bound[parameter.name] = parameter.tensor
+        changed = self._held.bind_parameters(undo)
+        if changed is not None:
+            raise IntegrationError(
+                f"layer {self._layer.name}: its parameter {changed!r} was changed in place after the layer's forward "
+                "(an optimizer step, before the backward?), so that the layer can't be recomputed; run the "
+                "backward first, or set enable_checkpointing=False"
+            )
+        if self.tensors:
+            self._bind_tensors(undo)
+        if self._containers:
+            self._bind_containers()
+        for state in reached:
+            state.bind(undo)
+        self._cached_weights.put(undo)
+
+    def _bind_tensors(self, undo: Any) -> None:
+        """Binds copies with the values before the call."""
         bound_tensors: dict[int, torch.Tensor] = {}  # a tensor under several names is bound once
         with torch.no_grad():
             for holder, name, buffer in self.tensors:
@@ -433,23 +414,6 @@ class ModuleState:
                 if id(buffer.tensor) not in bound_tensors:
                     bound_tensors[id(buffer.tensor)] = buffer.for_replay(self._layer.name, name)
                 write_place((holder, name), bound_tensors[id(buffer.tensor)])
-        for module, scalars in zip(self._modules, self._scalars, strict=True):
-            for name, value in scalars.items():
-                if module.__dict__.get(name, _MISSING) is not value:
-                    module.__dict__[name] = value
-        self._bind_containers()
-        for state in reached:
-            state.bind(undo)
-        self._cached_weights.put(undo)
-
-    def _drop_later_names(self) -> None:
-        """Removes attributes and buffers that the call, or a later one, has made."""
-        for module, both in zip(self._modules, self._names, strict=True):
-            held: tuple[dict[str, Any], dict[str, Any]] = (module.__dict__, module._buffers)
-            for holder, names in zip(held, both, strict=True):
-                if len(holder) != len(names):
-                    for name in [name for name in holder if name not in names and not name.startswith("_memscale")]:
-                        del holder[name]
 
     def _bind_containers(self) -> None:
         """Binds copies with the content before the call; a container under several names gets one copy."""
@@ -462,32 +426,32 @@ _MISSING = object()
 
 
 class _Attributes:
-    """A module's attributes, sorted by kind in one pass, because every call of a layer sorts those of each module."""
+    """Attributes that are no scalars, sorted by kind: (the module's number, name, value)."""
 
-    __slots__ = ("containers", "generators", "scalars", "tensors")
+    __slots__ = ("_inert", "containers", "generators", "tensors")
 
-    def __init__(self, module: torch.nn.Module) -> None:
-        self.scalars: dict[str, Any] = {}
-        self.tensors: list[tuple[str, torch.Tensor]] = []
-        self.containers: list[tuple[str, Any]] = []  # plain ones, and NumPy's arrays
+    def __init__(self, others: list[tuple[int, str, Any]], inert: set[type]) -> None:
+        self._inert = inert
+        self.tensors: list[tuple[int, str, torch.Tensor]] = []
+        self.containers: list[tuple[int, str, Any]] = []  # plain ones, and NumPy's arrays
         self.generators: list[Any] = []  # of torch, Python and NumPy, those in plain containers included
-        attributes: dict[str, Any] = module.__dict__
-        for name, value in attributes.items():
-            if type(value) in _SCALARS:
-                self.scalars[name] = value
-            elif name not in _MODULES_OWN:
-                self._add(name, value)
+        for other in others:
+            self._add(other)
 
-    def _add(self, name: str, value: Any) -> None:
+    def _add(self, other: tuple[int, str, Any]) -> None:
+        value = other[2]
         kind = type(value)
         if _is_state_tensor(value):
-            self.tensors.append((name, value))
+            self.tensors.append(other)
         elif is_array(value) or kind in _CONTAINERS and _is_plain(value):
-            self.containers.append((name, value))
+            self.containers.append(other)
         items: Any = (value,)
         if kind in _GENERATOR_HOLDERS:
             items = () if len(value) > _FEW_ITEMS else value.values() if kind is dict else value
-        self.generators.extend(item for item in items if generator_state(item) is not None)
+        found = [item for item in items if generator_state(item) is not None]
+        self.generators.extend(found)
+        if not found and not (kind in _STATEFUL or kind.__module__ == "numpy"):
+            self._inert.add(kind)
 
 
 def _scalars_in(attributes: dict[str, Any]) -> dict[str, Any]:
@@ -527,12 +491,18 @@ def _holds_graph(value: Any, depth: int) -> bool:
     return any(_holds_graph(item, depth - 1) for item in items)
 
 
-def _is_gathered(module: torch.nn.Module) -> bool:
-    """Whether the module's parameters are FSDP's shards. FSDP replaces them for forward and
-    backward, so a replay finds the full parameters in place."""
-    tensor = sys.modules.get("torch.distributed.tensor")
-    sharded = getattr(tensor, "DTensor", None)
-    return sharded is not None and any(isinstance(value, sharded) for value in module._parameters.values())
+def modules_of(module: torch.nn.Module) -> list[torch.nn.Module]:
+    """The module and all modules in it, each once."""
+    try:
+        return _core.module_list(module)
+    except TypeError:  # a scripted module keeps them elsewhere
+        return list(module.modules())
+
+
+def _sharded() -> type | None:
+    """The class of FSDP's shards, if there may be any. FSDP replaces them for forward and backward, so a replay finds
+    the full parameters in place."""
+    return getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
 
 
 def _dense_bytes(tensor: torch.Tensor) -> int:
@@ -553,12 +523,21 @@ def _has_bytes(copy: torch.Tensor, buffer: torch.Tensor) -> bool:
     return _core.same_bytes(copy.data_ptr(), buffer.data_ptr(), buffer.nbytes)
 
 
-def note_attributes(module: torch.nn.Module, undo: Any) -> None:
-    """Lets `undo` restore a module's attributes, and the content of their plain containers and objects."""
-    attributes = module.__dict__
-    for name, value in attributes.items():
-        _note(value, 0 if name in _MODULES_OWN else 2, undo)
-    undo.content(attributes)  # noted last and so restored first: the containers are then in place
+def note_attributes(undo: Any, modules: list[torch.nn.Module], quiet: set[type]) -> None:
+    """Lets `undo` restore the modules' attributes, and the content of their plain containers and objects."""
+    _core.note_modules(undo, modules, quiet, is_container, _is_open)
+
+
+def _is_open(value: Any, quiet: set[type]) -> bool:
+    """Whether the attributes of an object are searched: it may keep counters or averages. Adds its type to `quiet` if
+    no object of the type is."""
+    kind = type(value)
+    is_quiet = issubclass(kind, _OPAQUE) or kind.__module__.partition(".")[0] in _CLOSED
+    if is_quiet:
+        quiet.add(kind)
+        return False
+    known = value.__class__  # asked once, because isinstance() asks for each class; a configuration answers in Python
+    return known is kind or not issubclass(known, _OPAQUE)
 
 
 def _note(value: Any, depth: int, undo: Any) -> None:

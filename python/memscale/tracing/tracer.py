@@ -23,7 +23,7 @@ from ..base.walk import first_output, plain_leaves, shape_of, tensors_of, versio
 
 __all__ = ["NO_NODE", "LiveTracer", "is_maker"]
 
-_CHANNELS_LAST = 1 << 31  # MS_WORKSPACE_CHANNELS_LAST
+_CHANNELS_LAST, _ON_GPU = 1 << 31, 1 << 30  # MS_WORKSPACE_CHANNELS_LAST, MS_WORKSPACE_GPU
 
 # Of results, as C numbers them; all others are 0.
 _ELEMENTS = {torch.bool: 1, torch.bfloat16: 2, torch.float16: 3}
@@ -536,10 +536,11 @@ def is_maker(func: Any) -> bool:
 
 def _copied(operator: _Operator, args: tuple[Any, ...], result: Any) -> int | None:
     """Which operands the operator copies before it computes, a bit for each, and whether a convolution has an image in
-    channels_last, which it need not reorder. None if it takes no workspace: on another device than the CPU."""
+    channels_last, which it need not reorder. None if nothing is known of its workspace on its device."""
     tensors = list(tensors_of(args))
     if any(tensor.device.type != "cpu" for tensor in tensors):
-        return None
+        last_on_gpu = any(isinstance(tensor, torch.Tensor) and _is_channels_last(tensor) for tensor in args[:2])
+        return (_ON_GPU | (_CHANNELS_LAST if last_on_gpu else 0)) if operator.copies else None
     if operator.converts:
         return _converted(tensors[:2], next(tensors_of(result)).dtype)
     if not operator.copies:

@@ -198,13 +198,15 @@ static void a_reserve_reads_back(void **state)
     (void)state;
     ms_error err;
     char *text = edited("\"scratch_bytes\": 96000000",
-                        "\"scratch_bytes\": 96000000, \"reserve_bytes\": 40000000, \"products_bytes\": 50000000");
+                        "\"scratch_bytes\": 96000000, \"reserve_bytes\": 40000000, \"products_bytes\": 50000000, "
+                        "\"convolutions_bytes\": 7000000");
     assert_ms_ok(ms_hardware_parse(text, &machine, &err), err);
     assert_int_equal(machine.process.reserve_bytes, 40000000);
     char *written = ms_hardware_to_json(&machine);
     assert_ms_ok(ms_hardware_parse(written, &machine, &err), err);
     assert_int_equal(machine.process.reserve_bytes, 40000000);
     assert_int_equal(machine.process.products_bytes, 50000000);
+    assert_int_equal(machine.process.convolutions_bytes, 7000000);
     ms_free(written);
     ms_free(text);
     assert_ms_ok(ms_hardware_parse(example, &machine, &err), err);

@@ -87,6 +87,24 @@ static void scratch_grows_with_the_step_until_it_is_measured(void **state)
     assert_int_equal(most, 12 * MB);
 }
 
+/* cuDNN may take more for a kernel than the trace expects. */
+static void a_gpu_s_step_with_convolutions_has_more_reserve_until_it_is_measured(void **state)
+{
+    (void)state;
+    ms_error err;
+    machine.gpu_count = 1;
+    assert_ms_ok(ms_hardware_set_process(&machine, 0, 12345, &err), err);
+    machine.gpu_count = 0;
+    ms_process *process = &machine.process;
+    ms_graph with = {.convolutions = 3}, without = {.convolutions = 0};
+    uint64_t more = ms__process_reserve(process, &with) - ms__process_reserve(process, &without);
+    assert_in_range(more, 39 * MB, 60 * MB); /* measured: 39 */
+    assert_int_equal(ms__process_scratch(process, &with) - ms__process_scratch(process, &without), more);
+    ms__process_measured(process, &with, 50 * MB, 20 * MB);
+    assert_int_equal(ms__process_scratch(process, &with), 50 * MB);
+    assert_int_equal(ms__process_reserve(process, &with), 30 * MB);
+}
+
 /* As after a measured step that allocates `bytes`. */
 static void measure_step(ms_process *process, uint64_t bytes, uint64_t scratch_bytes, uint64_t expected_bytes)
 {
@@ -311,6 +329,7 @@ int main(void)
         cmocka_unit_test(large_changes_are_measured),
         cmocka_unit_test(a_gpu_s_baseline_is_what_was_allocated),
         cmocka_unit_test(scratch_grows_with_the_step_until_it_is_measured),
+        cmocka_unit_test(a_gpu_s_step_with_convolutions_has_more_reserve_until_it_is_measured),
         cmocka_unit_test(a_larger_step_than_the_measured_one_takes_more),
         cmocka_unit_test(what_a_trace_leaves_is_measured),
         cmocka_unit_test(scratch_is_larger_for_storages_in_libcs_heap),

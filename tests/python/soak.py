@@ -36,6 +36,7 @@ from soak_models import Subject, subject_of
 
 import memscale
 from memscale import Config, MemScaleError, _core
+from memscale.base.modes import FUNCTION, modes_on
 from memscale.execution.executor import Executor
 from memscale.model.layers import find_layers
 from memscale.session.session import Session
@@ -310,8 +311,10 @@ class Run:
         """What a step has left of its modes."""
         executor = self.subject.model.__dict__.get("_memscale_executor")
         expected = dict(self.stacks)
-        if executor is not None and executor._layer_calls.profile is not None:
-            expected["dispatch modes"] += 1  # the profile of a real step goes on to the optimizer's
+        profile = None if executor is None else executor._layer_calls.profile
+        if profile is not None:  # the profile of a real step goes on to the optimizer's
+            expected["dispatch modes"] += 1
+            expected["function modes"] += profile._composites in modes_on(FUNCTION)
         if ended and part == "forward" and trouble.interrupts is not None:
             return []  # the next forward ends it: a frame that is traced can't be watched
         return [f"{key} {value}" for key, value in stacks().items() if expected[key] != value]

@@ -67,8 +67,7 @@ class StepWatch:
         self._reaches: bool | None = None  # None: no observed backward is under way
 
     def forward_begins(self, model: torch.nn.Module, batch: list[torch.Tensor]) -> bool:
-        """The root is about to run. Returns whether the loop shows more: for the first time it is known whether
-        gradients live in forwards, or they do live."""
+        """The root is about to run. Returns whether gradients live in its forward for the first time."""
         self._look_at_outputs()
         trained = [p for p in parameters_of(model) if p.is_leaf and p.grad is not None]
         gradients = [p.grad for p in trained if p.grad is not None]
@@ -83,7 +82,7 @@ class StepWatch:
             self._gradients_live = parameter is not None
             self._sums |= self._gradients_live and self._forwards_since_step > 0
         self._forwards_since_step += 1
-        return not were_live and self._gradients_live != were_live
+        return bool(self._gradients_live) and not were_live
 
     def forward_ended(self, output: Any) -> None:
         """The root has run; its result goes to the caller."""

@@ -15,10 +15,12 @@
 extern "C" {
 #endif
 
+/* A tensor may have this many dimensions. */
 #define MS_CHECKPOINT_RANK_MOST 16
 
+/* A tensor of a file. Its texts live as long as the checkpoint. */
 typedef struct ms_checkpoint_tensor {
-    const char *name; /* lives as long as the object */
+    const char *name;
     const char *dtype; /* as in the file: "F32", "BF16" */
     uint64_t shape[MS_CHECKPOINT_RANK_MOST];
     size_t rank;
@@ -26,6 +28,7 @@ typedef struct ms_checkpoint_tensor {
     uint64_t size_bytes;
 } ms_checkpoint_tensor;
 
+/* The checked header of a file. */
 typedef struct ms_checkpoint ms_checkpoint;
 
 /*
@@ -40,9 +43,12 @@ MS_API int ms_checkpoint_open(const char *path, ms_checkpoint **out, ms_error *e
 MS_API int ms_checkpoint_parse(const char *name, const void *bytes, size_t length, uint64_t file_bytes,
                                ms_checkpoint **out, ms_error *err);
 
+/* Frees a checkpoint. Accepts NULL. */
 MS_API void ms_checkpoint_free(ms_checkpoint *checkpoint);
 
+/* The number of tensors. */
 MS_API size_t ms_checkpoint_count(const ms_checkpoint *checkpoint);
+/* The size of the whole file. */
 MS_API uint64_t ms_checkpoint_file_bytes(const ms_checkpoint *checkpoint);
 
 /* Tensor `index`, in the order of their bytes; NULL beyond the last. */

@@ -55,8 +55,9 @@ MS_API int ms_streamed_failure(ms_error *err);
  */
 typedef struct ms_streamed_map ms_streamed_map;
 
+/* Bytes of a file that become one block. */
 typedef struct ms_streamed_range {
-    uint64_t offset_bytes, size_bytes; /* in the file */
+    uint64_t offset_bytes, size_bytes;
 } ms_streamed_range;
 
 /* Maps the file at `path`, which must have `file_bytes`. The ranges, which don't overlap and are in order, become

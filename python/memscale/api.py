@@ -341,10 +341,11 @@ def load_checkpoint(
         RuntimeError: names or shapes don't fit, as from ``load_state_dict()``.
         IntegrationError: the model is wrapped, or a tensor that the checkpoint lacks is on the meta device.
 
-    Example:
-        >>> with torch.device("meta"):
-        ...     model = Model(config)
-        >>> model = memscale.load_checkpoint(model, "checkpoint/")
+    Example::
+
+        with torch.device("meta"):
+            model = Model(config)
+        model = memscale.load_checkpoint(model, "checkpoint/")
     """
     from .session.checkpoint import check_shards, load_shards
     from .session.streaming import Streaming

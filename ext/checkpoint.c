@@ -55,9 +55,8 @@ static PyObject *checkpoint_read(PyObject *module, PyObject *given)
         return NULL;
     }
     PyObject *rows = rows_of(checkpoint);
-    uint64_t bytes = ms_checkpoint_file_bytes(checkpoint);
     ms_checkpoint_free(checkpoint);
-    return rows == NULL ? NULL : Py_BuildValue("(KN)", (unsigned long long)bytes, rows);
+    return rows;
 }
 
 static void map_gone(PyObject *capsule)
@@ -74,48 +73,54 @@ static PyObject *capsule_of(ms_streamed_map *map)
     return capsule;
 }
 
-static int map_tensors(const char *path, ms_streamed_map **map, ms_error *err)
+/* *checkpoint is the caller's, also if mapping fails; NULL if the file can't be read. */
+static int map_tensors(const char *path, ms_checkpoint **checkpoint, ms_streamed_map **map, ms_error *err)
 {
-    ms_checkpoint *checkpoint = NULL;
-    int rc = ms_checkpoint_open(path, &checkpoint, err);
+    int rc = ms_checkpoint_open(path, checkpoint, err);
     if (rc != MS_OK) {
         return rc;
     }
-    size_t count = ms_checkpoint_count(checkpoint);
+    size_t count = ms_checkpoint_count(*checkpoint);
     ms_streamed_range *ranges = ms_calloc(count + 1, sizeof *ranges);
     if (ranges == NULL) {
-        rc = ms_fail(err, MS_ENOMEM, "%s: out of memory for %zu tensors", path, count);
+        return ms_fail(err, MS_ENOMEM, "%s: out of memory for %zu tensors", path, count);
     }
-    for (size_t i = 0; i < count && rc == MS_OK; i++) {
-        const ms_checkpoint_tensor *tensor = ms_checkpoint_tensor_at(checkpoint, i);
+    for (size_t i = 0; i < count; i++) {
+        const ms_checkpoint_tensor *tensor = ms_checkpoint_tensor_at(*checkpoint, i);
         ranges[i] = (ms_streamed_range){tensor->offset_bytes, tensor->size_bytes};
     }
-    if (rc == MS_OK) {
-        rc = ms_streamed_map_file(path, ms_checkpoint_file_bytes(checkpoint), ranges, count, map, err);
-    }
+    rc = ms_streamed_map_file(path, ms_checkpoint_file_bytes(*checkpoint), ranges, count, map, err);
     ms_free(ranges);
-    ms_checkpoint_free(checkpoint);
     return rc;
+}
+
+static PyObject *told(const ms_checkpoint *checkpoint, ms_streamed_map *map)
+{
+    PyObject *capsule = capsule_of(map);
+    PyObject *rows = capsule != NULL ? rows_of(checkpoint) : NULL;
+    if (rows == NULL) {
+        Py_XDECREF(capsule);
+        return NULL;
+    }
+    return Py_BuildValue("(NKKN)", capsule, (unsigned long long)(uintptr_t)ms_streamed_map_address(map),
+                         (unsigned long long)ms_checkpoint_file_bytes(checkpoint), rows);
 }
 
 static PyObject *streamed_map(PyObject *module, PyObject *given)
 {
     (void)module;
     ms_error err;
+    ms_checkpoint *checkpoint = NULL;
     ms_streamed_map *map = NULL;
     int rc;
     const char *path = ms_ext_utf8(given, "path", NULL);
     if (path == NULL) {
         return NULL;
     }
-    MS_EXT_UNLOCKED(rc = map_tensors(path, &map, &err));
-    if (ms_ext_check(rc, &err) != 0) {
-        return NULL;
-    }
-    PyObject *capsule = capsule_of(map);
-    return capsule == NULL
-               ? NULL
-               : Py_BuildValue("(NK)", capsule, (unsigned long long)(uintptr_t)ms_streamed_map_address(map));
+    MS_EXT_UNLOCKED(rc = map_tensors(path, &checkpoint, &map, &err));
+    PyObject *answer = ms_ext_check(rc, &err) == 0 ? told(checkpoint, map) : NULL;
+    ms_checkpoint_free(checkpoint);
+    return answer;
 }
 
 static PyObject *streamed_lend(PyObject *module, PyObject *args)
@@ -133,11 +138,12 @@ static PyObject *streamed_lend(PyObject *module, PyObject *args)
 
 static PyMethodDef methods[] = {
     MS_EXT_FUNCTION("checkpoint_read", checkpoint_read, METH_O, "path, /",
-                    "(str) -> tuple[int, list[tuple[str, str, tuple[int, ...], int, int]]]",
-                    "Bytes of a safetensors file, and of each tensor name, type, shape, first byte and bytes."),
-    MS_EXT_FUNCTION("streamed_map", streamed_map, METH_O, "path, /", "(str) -> tuple[object, int]",
+                    "(str) -> list[tuple[str, str, tuple[int, ...], int, int]]",
+                    "Name, type, shape, first byte and bytes of each tensor of a safetensors file."),
+    MS_EXT_FUNCTION("streamed_map", streamed_map, METH_O, "path, /",
+                    "(str) -> tuple[object, int, int, list[tuple[str, str, tuple[int, ...], int, int]]]",
                     "Maps a safetensors file, whose tensors stream from then on. The file is unmapped with the object; "
-                    "the number is its address."),
+                    "then the map's address, the file's bytes, and the tensors as from checkpoint_read()."),
     MS_EXT_FUNCTION("streamed_lend", streamed_lend, METH_VARARGS, "address, size_bytes, /", "(int, int) -> object",
                     "The caller's shared map of a file streams as long as the object lives, which must end before "
                     "the map."),

@@ -379,8 +379,8 @@ def batch_search_next(search: object, /) -> int:
 def batch_search_report(search: object, fits: bool, /) -> None:
     """Reports whether the tried batch fits."""
 
-def checkpoint_read(path: str, /) -> tuple[int, list[tuple[str, str, tuple[int, ...], int, int]]]:
-    """Bytes of a safetensors file, and of each tensor name, type, shape, first byte and bytes."""
+def checkpoint_read(path: str, /) -> list[tuple[str, str, tuple[int, ...], int, int]]:
+    """Name, type, shape, first byte and bytes of each tensor of a safetensors file."""
 
 def config_defaults() -> str:
     """JSON of the default config."""
@@ -1011,9 +1011,9 @@ def streamed_layers_new() -> object:
 def streamed_lend(address: int, size_bytes: int, /) -> object:
     """The caller's shared map of a file streams as long as the object lives, which must end before the map."""
 
-def streamed_map(path: str, /) -> tuple[object, int]:
-    """Maps a safetensors file, whose tensors stream from then on. The file is unmapped with the object; the number is
-    its address.
+def streamed_map(path: str, /) -> tuple[object, int, int, list[tuple[str, str, tuple[int, ...], int, int]]]:
+    """Maps a safetensors file, whose tensors stream from then on. The file is unmapped with the object; then the map's
+    address, the file's bytes, and the tensors as from checkpoint_read().
     """
 
 def streamed_own(addresses: list[int], only_written: bool, /) -> None:

@@ -109,7 +109,7 @@ def _check_hashes(shards: Mapping[Path, Any], sha256: Mapping[str, str]) -> None
 
 def _header(shard: Path) -> list[tuple[str, str, tuple[int, ...], int, int]]:
     try:
-        return _core.checkpoint_read(str(shard))[1]
+        return _core.checkpoint_read(str(shard))
     except MemScaleError as error:
         raise _damaged(shard, str(error), error) from error
 
@@ -131,21 +131,20 @@ def _damaged(file: Path, text: str, reason: MemScaleError | None = None) -> Offl
 # ---- tensors -----------------------------------------------------------------------
 
 
-def _mapped(path: str, file_bytes: int) -> Any:
-    """The file's bytes as a buffer whose tensors stream. The map ends with the last tensor."""
-    owner, address = _core.streamed_map(path)
+def _mapped(path: str) -> tuple[Any, list[tuple[str, str, tuple[int, ...], int, int]]]:
+    """The file's bytes as a buffer whose tensors stream, and where these lie. The map ends with the last tensor."""
+    owner, address, file_bytes, rows = _core.streamed_map(path)
     kind = type("StreamedFile", (ctypes.c_ubyte * file_bytes,), {})
     buffer = kind.from_address(address)  # type: ignore[attr-defined]
     buffer.owner = owner
-    return buffer
+    return buffer, rows
 
 
 def _tensors(shard: Path) -> Iterator[tuple[str, torch.Tensor]]:
     import torch
 
     try:
-        file_bytes, rows = _core.checkpoint_read(str(shard))
-        buffer = _mapped(str(shard), file_bytes)
+        buffer, rows = _mapped(str(shard))
     except MemScaleError as error:
         raise _damaged(shard, str(error), error) from error
     for name, kind, shape, offset_bytes, size_bytes in rows:
@@ -250,8 +249,7 @@ def _streamed_storage(path: str, file_bytes: Any) -> Any:
     import torch
 
     try:
-        if _core.checkpoint_read(path)[0] != file_bytes:
-            return None
-        return torch.frombuffer(_mapped(path, file_bytes), dtype=torch.uint8).untyped_storage()
+        buffer, _ = _mapped(path)
     except MemScaleError:
         return None
+    return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage() if len(buffer) == file_bytes else None

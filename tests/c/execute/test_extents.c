@@ -98,6 +98,16 @@ static ms_extent *store(fixture *f, storage *item, uint64_t version)
     return extent;
 }
 
+/* Storages that only their extents hold; number i has the bytes of the number i. */
+static void store_apart(fixture *f, ms_extent **extents, unsigned count)
+{
+    for (unsigned i = 0; i < count; i++) {
+        storage *item = storage_new(&f->host, BYTES, i);
+        extents[i] = store(f, item, 0);
+        storage_let_go(&f->host, item);
+    }
+}
+
 /* Waits for the end of its store. */
 static void settle(fixture *f)
 {
@@ -256,11 +266,7 @@ static void fetches_run_ahead_in_reverse_within_their_window(void **state)
 {
     fixture *f = *state;
     ms_extent *extents[8];
-    for (unsigned i = 0; i < 8; i++) {
-        storage *item = storage_new(&f->host, BYTES, i);
-        extents[i] = store(f, item, 0);
-        storage_let_go(&f->host, item);
-    }
+    store_apart(f, extents, 8);
     settle(f);
     set_windows(f, 1 << 20, 2 * BYTES);
     for (unsigned i = 8; i-- > 0;) {
@@ -318,11 +324,7 @@ static void unused_prefetches_are_released(void **state)
 {
     fixture *f = *state;
     ms_extent *extents[3];
-    for (unsigned i = 0; i < 3; i++) {
-        storage *item = storage_new(&f->host, BYTES, i);
-        extents[i] = store(f, item, 0);
-        storage_let_go(&f->host, item);
-    }
+    store_apart(f, extents, 3);
     settle(f);
     set_windows(f, 1 << 20, 4 * BYTES);
     uint64_t mark = 0;
@@ -344,11 +346,7 @@ static void a_tensor_being_handed_out_keeps_no_other_in_memory(void **state)
 {
     fixture *f = *state;
     ms_extent *extents[3];
-    for (unsigned i = 0; i < 3; i++) {
-        storage *item = storage_new(&f->host, BYTES, i);
-        extents[i] = store(f, item, 0);
-        storage_let_go(&f->host, item);
-    }
+    store_apart(f, extents, 3);
     settle(f);
     set_windows(f, 1 << 20, 4 * BYTES);
     void *memory;

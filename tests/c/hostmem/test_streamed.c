@@ -5,8 +5,7 @@
 #include <unistd.h>
 
 #include "base/os/procfs.h"
-#include "fake.h"
-#include "memscale/streamed.h"
+#include "streamed_support.h"
 
 enum { BLOCK_BYTES = 8 << 20, BLOCKS = 6 };
 
@@ -16,29 +15,14 @@ static char directory[PATH_MAX];
 static int setup(void **state)
 {
     (void)state;
-    library = fake_load("FAKE_C10_LAZY");
-    assert_int_equal(install_into(&library), MS_HOSTMEM_SLOTS);
-    const char *named = getenv("MEMSCALE_TEST_DISK");
-    snprintf(directory, sizeof directory, "%s", named != NULL ? named : ".");
+    library = streamed_install(directory, sizeof directory);
     return 0;
 }
 
 static int teardown(void **state)
 {
     (void)state;
-    ms_fault_disarm_all();
-    ms_hostmem_uninstall();
-    ms_streamed_stats stats;
-    ms_streamed_get_stats(&stats);
-    ms_streamed_set_window(MS_STREAMED_WINDOW_BYTES);
-    return stats.blocks == 0 && stats.total_bytes == 0 && stats.resident_bytes == 0 && stats.kept_bytes == 0 ? 0 : -1;
-}
-
-static ms_streamed_stats streamed_now(void)
-{
-    ms_streamed_stats stats;
-    ms_streamed_get_stats(&stats);
-    return stats;
+    return streamed_uninstall();
 }
 
 static void make_blocks(char *blocks[BLOCKS])

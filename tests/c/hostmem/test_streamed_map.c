@@ -5,8 +5,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "fake.h"
-#include "memscale/streamed.h"
+#include "streamed_support.h"
 
 enum { PAGE = 4096, HEAD = 136, RANGE_BYTES = (1 << 20) + 8, RANGES = 4, FILE_BYTES = HEAD + RANGES * RANGE_BYTES };
 
@@ -36,10 +35,7 @@ static void write_file(void)
 static int setup(void **state)
 {
     (void)state;
-    library = fake_load("FAKE_C10_LAZY");
-    assert_int_equal(install_into(&library), MS_HOSTMEM_SLOTS);
-    const char *named = getenv("MEMSCALE_TEST_DISK");
-    snprintf(directory, sizeof directory, "%s", named != NULL ? named : ".");
+    library = streamed_install(directory, sizeof directory);
     snprintf(path, sizeof path, "%s/streamed_map.%d", directory, (int)getpid());
     for (size_t i = 0; i < RANGES; i++) {
         ranges[i] = (ms_streamed_range){HEAD + i * RANGE_BYTES, RANGE_BYTES};
@@ -51,13 +47,8 @@ static int setup(void **state)
 static int teardown(void **state)
 {
     (void)state;
-    ms_fault_disarm_all();
     unlink(path);
-    ms_hostmem_uninstall();
-    ms_streamed_stats stats;
-    ms_streamed_get_stats(&stats);
-    ms_streamed_set_window(MS_STREAMED_WINDOW_BYTES);
-    return stats.blocks == 0 && stats.total_bytes == 0 && stats.resident_bytes == 0 && stats.kept_bytes == 0 ? 0 : -1;
+    return streamed_uninstall();
 }
 
 static ms_streamed_map *map_file(char *addresses[RANGES])

@@ -65,7 +65,7 @@ static int finds_pushed(const ms_torch *torch)
     PyObject *pack = pack_from_library();
     bool is_found = pack == torch->detach;
     if (is_found) {
-        Py_DECREF(pack); /* anything else is no reference */
+        Py_DECREF(pack); /* any other value is not known to be a reference */
     }
     done = PyObject_CallFunctionObjArgs(torch->pop_hooks, NULL);
     Py_XDECREF(done);

@@ -81,7 +81,7 @@ static PyObject *dict_of(PyObject *module, PyObject *name)
         table = PyObject_GetAttr(module, name);
     }
     if (table != NULL && !PyDict_Check(table)) {
-        PyErr_Format(PyExc_TypeError, "a module's %U is no dict", name);
+        PyErr_Format(PyExc_TypeError, "a module's %U is not a dict", name);
         Py_CLEAR(table);
     }
     return table;

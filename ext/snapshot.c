@@ -1,7 +1,7 @@
 /*
  * The plain state of a layer's modules around a replay: names and scalars of their attributes, names of their buffers,
  * and their parameters. execution/module_state.py takes a Snapshot before each recomputed call and puts it back before
- * the replay; what is no scalar it gets as a list, and sorts itself. A block of a transformer has a dozen modules with
+ * the replay; it gets a list of the other values, which it sorts. A block of a transformer has a dozen modules with
  * thirty attributes each: in Python the two walks took most of the host's time around a recomputed layer.
  *
  * A Snapshot holds scalars, names and parameters, never another value: an attribute may be a tensor of a graph, which
@@ -66,7 +66,7 @@ static ms_snapshot_table *begin_table(ms_snapshot *self, PyObject *dict)
 }
 
 typedef struct taking {
-    PyObject *inert; /* set: types whose values are no state */
+    PyObject *inert; /* set: types whose values are never state */
     PyObject *others, *buffers;
     PyTypeObject *sharded; /* of FSDP's parameters, or NULL */
 } taking;

@@ -25,7 +25,7 @@ PyObject *ms_ext_attributes_of(PyObject *module);
 
 /* A name of a dictionary. */
 typedef struct ms_snapshot_item {
-    PyObject *name, *value; /* value: NULL if it is no scalar */
+    PyObject *name, *value; /* value: NULL unless it is a scalar */
 } ms_snapshot_item;
 
 /* The names of one dictionary: `count` items from `first` on. */

@@ -66,7 +66,7 @@ PyObject *ms_ext_attributes_of(PyObject *module)
 {
     PyObject *attributes = PyObject_GetAttr(module, n_dict);
     if (attributes != NULL && !PyDict_Check(attributes)) {
-        PyErr_SetString(PyExc_TypeError, "a module's __dict__ is no dict");
+        PyErr_SetString(PyExc_TypeError, "a module's __dict__ is not a dict");
         Py_CLEAR(attributes);
     }
     return attributes;

@@ -106,7 +106,7 @@ static PyObject *note_slot(PyObject *object, PyObject *args)
     return none_if(ms_ext_note_slot(object, holder, key) == 0);
 }
 
-/* What an empty container holds; NULL if it is not empty, or no container of Python's. */
+/* The shared object that stands for an empty dict, list or set; NULL for anything else. Borrowed. */
 static PyObject *emptiness_of(PyObject *container)
 {
     if (PyDict_Check(container)) {

@@ -6,7 +6,8 @@
 
 #include "rooms.h"
 
-/* Of the stable ABI, as Python 3.10's limited API lacks newer ones; headers from 3.13 on no longer declare them. */
+/* Python 3.10's limited API has no newer functions for buffers. These are part of the stable ABI, but headers from 3.13
+ * on no longer declare them. */
 int PyObject_AsWriteBuffer(PyObject *object, void **bytes, Py_ssize_t *size);
 int PyObject_CheckReadBuffer(PyObject *object);
 int PyObject_AsReadBuffer(PyObject *object, const void **bytes, Py_ssize_t *size);
@@ -82,7 +83,7 @@ static int call_method(PyObject *object, const char *name, PyObject *argument)
     return done != NULL ? 0 : -1;
 }
 
-/* Of a bytearray or an array, whose size may have changed, or of a number or structure of C's. */
+/* Puts back the bytes of a bytearray or an array, which may have another size now, or of a value of ctypes. */
 static int refill_memory(PyObject *container, PyObject *content)
 {
     void *to;

@@ -46,7 +46,7 @@ static int is_container(const noting *how, PyObject *value)
 
 static int note_container(noting *how, PyObject *container, int depth);
 
-/* Of the containers among a container's items. `content` is a copy that nobody writes. */
+/* Notes the containers among a container's items. `content` is a copy that nobody else writes. */
 static int note_items(noting *how, PyObject *content, int depth)
 {
     PyObject *name, *value;

@@ -422,9 +422,6 @@ class ModuleState:
             holder[name] = copies.setdefault(id(container), content.copy())
 
 
-_MISSING = object()
-
-
 class _Attributes:
     """Attributes that are no scalars, sorted by kind: (the module's number, name, value)."""
 

@@ -291,3 +291,15 @@ def test_a_parameter_can_be_swapped_after_a_trace():
         gc.enable()
         memscale.detach(model)
     assert torch.equal(model.bias, torch.zeros(8))
+
+
+def test_a_parameter_can_be_swapped_while_its_gradient_lives():
+    model = memscale.wrap(
+        torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()), memscale.Config(force_optimize=True)
+    )
+    for _ in range(2):
+        model(torch.randn(4, 8)).sum().backward()
+    model(torch.randn(4, 8))
+    torch.utils.swap_tensors(model[0].weight, torch.nn.Parameter(torch.zeros(8, 8)))
+    memscale.detach(model)
+    assert torch.equal(model[0].weight, torch.zeros(8, 8))

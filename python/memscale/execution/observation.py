@@ -41,7 +41,7 @@ class StepWatch:
         self._judged: weakref.WeakKeyDictionary[Any, bool]
         self._forwards_since_step: int
         self._sums: bool
-        self._live: weakref.ref[torch.Tensor] | None
+        self._live: int | None
         self._is_cleared: bool
         self._is_added_to: bool
         self.forget()
@@ -60,7 +60,7 @@ class StepWatch:
         self._judged = weakref.WeakKeyDictionary()
         self._forwards_since_step = 0
         self._sums = False
-        self._live = None  # a parameter whose gradient lives in the forward under way
+        self._live = None  # id of a parameter whose gradient lives in the forward under way
         self._is_cleared = self._is_added_to = False
         self._versions: list[int] | None = None  # of the parameters, when the last backward began
         self._gradients_before: list[tuple[int, object] | None] | None = None
@@ -78,7 +78,7 @@ class StepWatch:
         were_live = self._gradients_live
         if self.has_seen_backward:  # before it, a second forward of the first step tells nothing of the loop
             parameter = next(iter(trained), None)
-            self._live = None if parameter is None else weakref.ref(parameter)
+            self._live = None if parameter is None else id(parameter)  # torch swaps no tensor with weak references
             self._gradients_live = parameter is not None
             self._sums |= self._gradients_live and self._forwards_since_step > 0
         self._forwards_since_step += 1
@@ -103,7 +103,7 @@ class StepWatch:
         """A backward begins. Until an optimizer has stepped, the backward's effect on gradients shows whether it
         belongs to an inner step."""
         self.has_seen_backward = True
-        self._look_at_gradients()
+        self._look_at_gradients(model)
         if not self._optimizers:
             versions = [parameter._version for parameter in parameters_of(model)]
             was_written = self._versions is not None and versions != self._versions
@@ -119,10 +119,12 @@ class StepWatch:
             self._core.backward_reached(self._reaches or _gradients_of(model) != before)
         self._reaches = None
 
-    def _look_at_gradients(self) -> None:
+    def _look_at_gradients(self, model: torch.nn.Module) -> None:
         """A backward begins: gradients that lived in its forward are added to, or were cleared between the two."""
         live, self._live = self._live, None
-        parameter = None if live is None else live()
+        if live is None:
+            return
+        parameter = next((p for p in parameters_of(model) if id(p) == live), None)
         if parameter is not None:
             self._is_added_to |= parameter.grad is not None
             self._is_cleared = not self._is_added_to

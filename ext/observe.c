@@ -167,7 +167,60 @@ static PyObject *plan_observe(PyObject *module, PyObject *args)
     return answer;
 }
 
+/* ---- between runs ---------------------------------------------------------------------- */
+
+static PyObject *plan_keep_scratch(PyObject *module, PyObject *args)
+{
+    (void)module;
+    const char *graph, *before, *after, *software;
+    ms_ext_documents d = {0}, now = {0};
+    ms_error err;
+    if (!PyArg_ParseTuple(args, "ssss:plan_keep_scratch", &graph, &before, &after, &software)) {
+        return NULL;
+    }
+    int rc = ms_ext_documents_parse(&d, graph, before, NULL, NULL, &err);
+    if (rc == MS_OK) {
+        rc = ms_ext_documents_parse(&now, NULL, after, NULL, NULL, &err);
+    }
+    PyObject *answer = NULL;
+    if (ms_ext_check(rc, &err) == 0) {
+        bool kept = ms_pipeline_keep_scratch(d.graph, &d.hardware->process, now.hardware, software, NULL);
+        answer = PyBool_FromLong(kept);
+    }
+    ms_ext_documents_free(&d);
+    ms_ext_documents_free(&now);
+    return answer;
+}
+
+static PyObject *plan_recall_scratch(PyObject *module, PyObject *args)
+{
+    (void)module;
+    const char *graph, *hardware, *config, *software;
+    ms_ext_documents d = {0};
+    ms_error err;
+    if (!PyArg_ParseTuple(args, "ssss:plan_recall_scratch", &graph, &hardware, &config, &software)) {
+        return NULL;
+    }
+    int rc = ms_ext_documents_parse(&d, graph, hardware, config, NULL, &err);
+    PyObject *answer = NULL;
+    if (ms_ext_check(rc, &err) == 0) {
+        bool raised = ms_pipeline_recall_scratch(d.graph, d.hardware, &d.config, software, NULL);
+        answer = raised ? ms_ext_take_text(ms_hardware_to_json(d.hardware)) : Py_NewRef(Py_None);
+    }
+    ms_ext_documents_free(&d);
+    return answer;
+}
+
 static PyMethodDef methods[] = {
+    MS_EXT_FUNCTION("plan_keep_scratch", plan_keep_scratch, METH_VARARGS,
+                    "graph, hardware_before, hardware_after, software, /", "(str, str, str, str) -> bool",
+                    "Keeps for later runs what a step took beyond the estimate, after plan_observe() has corrected the "
+                    "hardware. Returns whether it wrote."),
+    MS_EXT_FUNCTION(
+        "plan_recall_scratch", plan_recall_scratch, METH_VARARGS, "graph, hardware, config, software, /",
+        "(str, str, str, str) -> str | None",
+        "The hardware with what an earlier run of the step took; None if there is nothing to correct, or if "
+        "no plan would fit."),
     MS_EXT_FUNCTION(
         "plan_observe", plan_observe, METH_VARARGS, "graph, hardware, config, plan, observation, /",
         "(str, str, str, str, dict[str, Any]) -> tuple[str, str, str, str, int]",

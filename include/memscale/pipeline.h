@@ -196,6 +196,22 @@ MS_API int ms_pipeline_observe(ms_graph *graph, ms_hardware *hardware, const ms_
 typedef enum ms_overrun { MS_OVERRUN_NONE, MS_OVERRUN_SLIGHT, MS_OVERRUN_FAR } ms_overrun;
 MS_API ms_overrun ms_pipeline_overrun(const ms_plan *plan, const ms_observation *observation);
 
+/*
+ * What a step's operators took beyond the estimate, kept between runs in the user's cache. A later run of the same step
+ * on this machine plans for it from its first step on. `software` names what computes, such as torch's version and its
+ * number of threads; `cache_dir` as in ms_hardware_options. A step is known by its graph without the loop.
+ *
+ * ms_pipeline_keep_scratch() is called after ms_pipeline_observe() has corrected the process of a CPU host from `before`
+ * to `after`. It keeps the memory beside tensors if that is more than was estimated, and corrects what was kept. False if
+ * there was nothing to keep. A folder that can't be written is only logged.
+ * ms_pipeline_recall_scratch() raises the scratch in `hardware` to what was kept, if a plan still fits `config` then: an
+ * earlier run must not refuse a budget. True if it did. Tests: tests/c/pipeline/test_recall.c.
+ */
+MS_API bool ms_pipeline_keep_scratch(const ms_graph *graph, const ms_process *before, const ms_hardware *after,
+                                     const char *software, const char *cache_dir);
+MS_API bool ms_pipeline_recall_scratch(const ms_graph *graph, ms_hardware *hardware, const ms_config *config,
+                                       const char *software, const char *cache_dir);
+
 /* Measurements of one evaluation: forwards without gradients. MS_UNSET if not measured. */
 typedef struct ms_evaluation {
     uint64_t before_bytes; /* resident when it began */

@@ -761,6 +761,11 @@ def plan_for_optimizer(plan: str | None, config: str, /) -> tuple[bool, bool, bo
 def plan_intent(hardware: str, config: str, model: str, parameter_bytes: int, /) -> str:
     """One line before the plan is known: machine, budget, and what mode and flags allow."""
 
+def plan_keep_scratch(graph: str, hardware_before: str, hardware_after: str, software: str, /) -> bool:
+    """Keeps for later runs what a step took beyond the estimate, after plan_observe() has corrected the hardware.
+    Returns whether it wrote.
+    """
+
 def plan_make(graph: str, hardware: str, config: str, /) -> str:
     """The plan for three JSON documents. Raises BudgetInfeasibleError if none fits."""
 
@@ -786,6 +791,11 @@ def plan_precision(
 ) -> tuple[str, str, str]:
     """From the graphs without and with BF16: the autocast dtype of forwards, a log line, and the hardware description
     to plan with.
+    """
+
+def plan_recall_scratch(graph: str, hardware: str, config: str, software: str, /) -> str | None:
+    """The hardware with what an earlier run of the step took; None if there is nothing to correct, or if no plan would
+    fit.
     """
 
 def plan_rehearse(graph: str, hardware: str, plan: str, /) -> tuple[bool, str, str]:

@@ -10,6 +10,7 @@ from .. import _core
 from ..device import kind_of
 from ..errors import MemScaleError
 from ..model.optimizers import made_state_bytes, optimizers_of
+from ..observability.logs import log_detail
 from .device_rates import with_rates
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from ..config import Config
 
-__all__ = ["probe_machine", "with_process"]
+__all__ = ["keep_scratch", "probe_machine", "with_kept_scratch", "with_process"]
 
 _log = logging.getLogger("memscale")
 
@@ -67,3 +68,26 @@ def _with_memory(hardware: str, device: torch.device, state_bytes: int) -> str:
         kind.allocated_bytes(device),
         state_bytes,
     )
+
+
+def _software() -> str:
+    """What computes: the memory beside tensors depends on it."""
+    import torch
+
+    return f"torch {torch.__version__}, {torch.get_num_threads()} threads"
+
+
+def keep_scratch(graph: str, before: str, after: str) -> None:
+    """Keeps for later runs what the operators of a step took beyond the estimate. `before` and `after` describe the
+    machine before and after the step's correction."""
+    if _core.plan_keep_scratch(graph, before, after, _software()):
+        log_detail("this step took more memory beside its tensors than expected: later runs plan for it from the start")
+
+
+def with_kept_scratch(graph: str, hardware: str, config: str) -> str:
+    """The description with what an earlier run of this step took, if a plan still fits then."""
+    kept = _core.plan_recall_scratch(graph, hardware, config, _software())
+    if kept is None:
+        return hardware
+    log_detail("an earlier run of this step took more memory beside its tensors than expected: the plan counts it")
+    return kept

@@ -26,7 +26,7 @@ from ..policy.decision import StrategyDecision, decision_as_configured, log_deci
 from ..tracing.misfit import Misfit, forbids_hooks, misfit_of
 from ..tracing.profiler import MemoryProfiler, load_tracer
 from .host_memory import HostMemory
-from .machine import probe_machine, with_process
+from .machine import keep_scratch, probe_machine, with_kept_scratch, with_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -404,6 +404,7 @@ class Session:
         if known is not None:
             graph = _core.graph_adopt_loop(graph, known)
         graph = _core.graph_hold(graph, self._held)
+        self.hardware_json = with_kept_scratch(graph, self.hardware_json, self.config_json)
         while len(self._graphs) >= _GRAPHS_MOST:
             oldest = next(iter(self._graphs))
             del self._graphs[oldest]
@@ -480,9 +481,7 @@ class Session:
                     "there is no way left to profile the model"
                 )
             return None
-        if self.follows_parts:
-            return None
-        if self._is_untraceable:
+        if self.follows_parts or self._is_untraceable:
             return None  # a forward that reads values does so at every shape; the log has said so already
         is_alone = False
         try:
@@ -650,10 +649,11 @@ class Session:
             _log.info("%s", line)
         else:
             log_detail(line)
-        self.hardware_json = hardware  # also without drift: it learns the machine's pace, which changes no plan
+        before, self.hardware_json = self.hardware_json, hardware  # also without drift: it learns the machine's pace
         plan = None
         self._is_ahead &= observation["step"] == 0
         if drift != "none" or was_pending:
+            keep_scratch(graph, before, hardware)
             self._graphs[signature] = graph
             plan = self._plan_again(signature)
         if overrun and self._refusal:

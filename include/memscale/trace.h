@@ -156,7 +156,7 @@ MS_API bool ms_operator_takes_workspace(const char *name);
 MS_API bool ms_operator_converts(const char *name);
 
 /* Reports that the operator of ms_trace_op() ran, `copied` says where: records its workspace, as of ms_workspace_bytes(), as
- * allocated and freed. */
+ * allocated and freed, in pieces of the operands' and results' sizes as far as they go. */
 MS_API int ms_trace_workspace(ms_trace *trace, const char *name, const ms_operand *inputs, size_t input_count,
                               const ms_operand *outputs, size_t output_count, uint32_t copied, ms_error *err);
 

@@ -406,8 +406,39 @@ int ms_trace_op(ms_trace *trace, const char *name, const ms_operand *inputs, siz
     return rc == MS_OK && (event.bytes != 0 || event.flops != 0) ? ms__trace_record(trace, event, err) : rc;
 }
 
-/* Not an address of any storage of torch. */
-static const uint64_t WORKSPACE_KEY = 1;
+/* Keys of a workspace's pieces: 1, 2, ... Not the address of any storage of torch. */
+enum { PIECES_MOST = 8, PIECE_LEAST_BYTES = 128 << 10 };
+
+static size_t put_sizes(const ms_operand *operands, size_t count, uint64_t *sizes, size_t put)
+{
+    for (size_t i = 0; i < count && put < PIECES_MOST - 1; i++) {
+        sizes[put++] = operands[i].bytes;
+    }
+    return put;
+}
+
+/*
+ * A workspace is mostly operands and results in another layout: measured, a convolution allocates images and a filter, not
+ * their sum. So it is recorded in pieces of those sizes as far as they go, because freed maps serve tensors of the same size.
+ */
+static size_t split_workspace(uint64_t bytes, uint64_t *sizes, size_t count, uint64_t *pieces)
+{
+    size_t pieces_count = 0;
+    while (bytes > 0) {
+        size_t largest = count;
+        for (size_t i = 0; i < count; i++) {
+            bool fits = sizes[i] >= PIECE_LEAST_BYTES && sizes[i] <= bytes;
+            largest = fits && (largest == count || sizes[i] > sizes[largest]) ? i : largest;
+        }
+        uint64_t piece = largest == count ? bytes : sizes[largest];
+        if (largest < count) {
+            sizes[largest] = 0;
+        }
+        pieces[pieces_count++] = piece;
+        bytes -= piece;
+    }
+    return pieces_count;
+}
 
 int ms_trace_workspace(ms_trace *trace, const char *name, const ms_operand *inputs, size_t input_count,
                        const ms_operand *outputs, size_t output_count, uint32_t copied, ms_error *err)
@@ -416,10 +447,18 @@ int ms_trace_workspace(ms_trace *trace, const char *name, const ms_operand *inpu
     if (rc != MS_OK || trace->phase > MS_TRACE_BACKWARD) {
         return rc;
     }
-    uint64_t bytes = ms_workspace_bytes(name, inputs, input_count, outputs, output_count, copied);
-    if (bytes == 0) {
-        return MS_OK;
+    uint64_t sizes[PIECES_MOST], pieces[PIECES_MOST];
+    size_t known = 0; /* on a GPU, a kernel allocates its workspace as a whole */
+    if ((copied & MS_WORKSPACE_GPU) == 0) {
+        known = put_sizes(outputs, output_count, sizes, put_sizes(inputs, input_count, sizes, 0));
     }
-    rc = ms_trace_born(trace, WORKSPACE_KEY, bytes, err);
-    return rc == MS_OK ? ms_trace_died(trace, WORKSPACE_KEY, err) : rc;
+    uint64_t bytes = ms_workspace_bytes(name, inputs, input_count, outputs, output_count, copied);
+    size_t count = split_workspace(bytes, sizes, known, pieces);
+    for (size_t i = 0; i < count && rc == MS_OK; i++) {
+        rc = ms_trace_born(trace, i + 1, pieces[i], err);
+    }
+    for (size_t i = count; i > 0 && rc == MS_OK; i--) {
+        rc = ms_trace_died(trace, i, err);
+    }
+    return rc;
 }

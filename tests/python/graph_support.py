@@ -47,10 +47,13 @@ def without_workspaces(graph: dict[str, Any]) -> dict[str, Any]:
     """The graph without the operators' workspaces: storages that are freed right after their allocation."""
     for profile in graph["profiles"]:
         for direction in ("forward", "backward"):
-            events = profile[direction]
-            at = [i for i in range(1, len(events)) if events[i][0] == "free"]
-            for i in reversed([i for i in at if events[i - 1] == ["alloc", events[i][1]]]):
-                del events[i - 1 : i + 1]
+            kept: list[Any] = []
+            for event in profile[direction]:
+                if event[0] == "free" and kept and kept[-1] == ["alloc", event[1]]:
+                    kept.pop()
+                else:
+                    kept.append(event)
+            profile[direction] = kept
     return graph
 
 

@@ -446,6 +446,22 @@ def test_convolutions_take_a_workspace_where_they_reorder(layout):
     assert (2 * image + weight in sizes) == reorders  # of the backward
 
 
+def test_a_large_workspace_is_in_pieces_that_images_and_filters_reuse():
+    model, x = nn.Conv2d(64, 64, 3, padding=1), torch.randn(2, 64, 32, 32)
+    graph = trace(Layers(lambda layers, x: layers[0](x).square(), lambda: model), x)
+    image, weight = x.nbytes, model.weight.nbytes
+    (node,) = layer_nodes(graph)
+    sizes = graph["profiles"][node["profile"]]["storage_bytes"]
+    allocated = {name: _allocated(graph, node, name) for name in ("forward", "backward")}
+    without_workspaces(graph)
+    taken = {name: sorted(sizes[i] for i in allocated[name] - _allocated(graph, node, name)) for name in allocated}
+    assert taken == {"forward": [weight, image], "backward": [weight, image, image]}
+
+
+def _allocated(graph, node, direction):
+    return {event[1] for event in graph["profiles"][node["profile"]][direction] if event[0] == "alloc"}
+
+
 @pytest.mark.parametrize(
     ("compute", "taken"),
     [

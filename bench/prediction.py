@@ -102,6 +102,59 @@ def _lstm(batch: int, sequence: int) -> Callable[[], Any]:
     return make
 
 
+def _unet(batch: int, size: int) -> Callable[[], Any]:
+    def make() -> Any:
+        import torch
+        from torch import nn
+        from torch.nn import functional
+
+        class Residual(nn.Module):
+            """Two convolutions with a time embedding between them, beside a shortcut."""
+
+            def __init__(self, channels: int, out: int) -> None:
+                super().__init__()
+                self.first = nn.Sequential(nn.GroupNorm(8, channels), nn.SiLU(), nn.Conv2d(channels, out, 3, padding=1))
+                self.time = nn.Sequential(nn.SiLU(), nn.Linear(128, out))
+                self.second = nn.Sequential(nn.GroupNorm(8, out), nn.SiLU(), nn.Conv2d(out, out, 3, padding=1))
+                self.shortcut = nn.Conv2d(channels, out, 1) if channels != out else nn.Identity()
+
+            def forward(self, x: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
+                hidden = self.first(x) + self.time(time)[:, :, None, None]
+                return self.second(hidden) + self.shortcut(x)
+
+        class UNet(nn.Module):
+            """Predicts the noise in an image, as the models of diffusion do."""
+
+            def __init__(self, width: int) -> None:
+                super().__init__()
+                self.stem = nn.Conv2d(3, width, 3, padding=1)
+                self.down = nn.ModuleList(Residual(*pair) for pair in ((width, width), (width, 2 * width)))
+                self.middle = Residual(2 * width, 4 * width)
+                self.up = nn.ModuleList(Residual(*pair) for pair in ((6 * width, 2 * width), (3 * width, width)))
+                self.head = nn.Conv2d(width, 3, 3, padding=1)
+
+            def forward(self, pixels: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
+                hidden, skips = self.stem(pixels), []
+                for block in self.down:
+                    hidden = block(hidden, time)
+                    skips.append(hidden)
+                    hidden = functional.avg_pool2d(hidden, 2)
+                hidden = self.middle(hidden, time)
+                for block in self.up:
+                    hidden = functional.interpolate(hidden, scale_factor=2.0)
+                    hidden = block(torch.cat([hidden, skips.pop()], 1), time)
+                return self.head(hidden)
+
+        noise = torch.randn(batch, 3, size, size)
+
+        def loss(predicted: Any) -> Any:
+            return functional.mse_loss(predicted, noise)
+
+        return UNet(64), {"pixels": torch.randn(batch, 3, size, size), "time": torch.randn(batch, 128)}, loss
+
+    return make
+
+
 _GPT2 = {"n_layer": 6, "n_embd": 512, "n_head": 8, "vocab_size": 16384}
 _BERT = {
     "num_hidden_layers": 6,
@@ -132,6 +185,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "ResNet-18 24x224": _image(
         "ResNet", 24, 224, embedding_size=64, hidden_sizes=[64, 128, 256, 512], depths=[2, 2, 2, 2], layer_type="basic"
     ),
+    "U-Net 6x96": _unet(6, 96),
     "LSTM 16x128": _lstm(16, 128),
 }
 

@@ -214,14 +214,14 @@ static uint64_t pending_bytes(ms__sim *sim, uint64_t fixed_bytes)
     if (forwards == 0) {
         return 0;
     }
-    bool is_watched = sim->watch.at_boundary;
+    ms__watch watch = sim->watch; /* looks at the step's last forward only */
     ms_sample *none = NULL;
-    sim->watch.at_boundary = false;
+    sim->watch = (ms__watch){0};
     ms__cache_reset(sim, 0);
     run_forward(sim, false, fixed_bytes, &none);
     uint64_t held = ms__sub_sat(sim->boundary_bytes, sim->loss_held ? sim->loss_bytes : 0);
     end_step(sim);
-    sim->watch.at_boundary = is_watched;
+    sim->watch = watch;
     return ms__mul_sat(held, forwards);
 }
 

@@ -1,0 +1,21 @@
+/*
+ * Random steps, machines and configurations of all kinds, small, so that a test plans hundreds of them in a second.
+ */
+#ifndef MS_TEST_PLAN_RANDOM_H
+#define MS_TEST_PLAN_RANDOM_H
+
+#include "plan_fixture.h"
+
+/* The next number of a sequence, below `below`. The seed is never 0. */
+uint64_t random_below(uint64_t *seed, uint64_t below);
+/* True once in `times`. */
+bool random_once_in(uint64_t *seed, uint64_t times);
+
+/* A chain of 1 to 5 layers, each with its own program: inner results and temporaries, saved ones, masks, makers, tiles,
+ * draws and evaluations. Checked by ms_graph_check(). */
+ms_graph *random_graph(uint64_t *seed);
+
+/* A random graph on a random machine under random options. Closed by fixture_close(). */
+fixture_planning random_planning(uint64_t *seed);
+
+#endif

@@ -246,6 +246,67 @@ static void bytes_saved_again_after_their_fetch_stay_until_every_handle_has_them
     ms_extent_drop(f->execute, later, second);
 }
 
+/* A handle that ends without taking the fetched bytes no longer waits for them. */
+static void a_handle_dropped_untaken_does_not_keep_fetched_bytes(void **state)
+{
+    fixture *f = *state;
+    storage *item = storage_new(&f->host, BYTES, 6), *other = storage_new(&f->host, BYTES, 7);
+    ms_extent *extent = store(f, item, 0);
+    storage_let_go(&f->host, item);
+    ms_execute_leave(f->execute, 1);
+    open_frame(f);
+    ms_extent *later = store(f, other, 0);
+    assert_ptr_equal(ms_extent_find(f->execute, f->frame, (uintptr_t)other, 0), later);
+    assert_ptr_equal(ms_extent_find(f->execute, f->frame, (uintptr_t)other, 0), later);
+    storage_let_go(&f->host, other);
+    settle(f);
+    uint64_t mark = 0, taken = 0, again = 0;
+    assert_true(take(f, later, &taken, 7));
+    assert_true(take(f, later, &again, 7));
+    ms_extent_drop(f->execute, later, 0);     /* the third handle has not taken them */
+    ms_extent_drop(f->execute, later, again); /* the second has */
+    assert_true(take(f, extent, &mark, 6));   /* backward has moved on: the first handle fetches again if need be */
+    assert_int_equal(f->host.live_storages, 1);
+    assert_true(take(f, later, &taken, 7));
+    assert_int_equal(f->host.obtained, 3);
+    ms_extent_drop(f->execute, extent, mark);
+    ms_extent_drop(f->execute, later, taken);
+}
+
+/* Extents whose bytes others keep in memory need no fetch; after 256 of them the search for the next one ends. */
+static void a_search_for_the_next_fetch_ends_after_256_extents(void **state)
+{
+    fixture *f = *state;
+    enum { LOOKED_AT = 256, ALL = LOOKED_AT + 2 };
+    static ms_extent *extents[ALL];
+    static storage *kept[ALL];
+    set_windows(f, (uint64_t)1 << 30, 0);
+    for (unsigned i = 0; i < ALL; i++) {
+        kept[i] = storage_new(&f->host, 64, i);
+        extents[i] = store(f, kept[i], 0);
+    }
+    storage_let_go(&f->host, kept[0]);
+    storage_let_go(&f->host, kept[1]);
+    settle(f);
+    set_windows(f, (uint64_t)1 << 30, 1 << 20);
+    uint64_t mark = 0;
+    assert_true(take(f, extents[ALL - 1], &mark, ALL - 1));
+    assert_int_equal(f->host.obtained, 0); /* number 1 is behind 256 others */
+    ms_extent_drop(f->execute, extents[ALL - 1], mark);
+    mark = 0;
+    assert_true(take(f, extents[ALL - 2], &mark, ALL - 2));
+    assert_int_equal(f->host.obtained, 1);
+    ms_extent_drop(f->execute, extents[ALL - 2], mark);
+    for (unsigned i = 0; i < ALL; i++) {
+        if (i > 1) {
+            storage_let_go(&f->host, kept[i]);
+        }
+        if (i < ALL - 2) {
+            ms_extent_drop(f->execute, extents[i], 0);
+        }
+    }
+}
+
 static void the_write_window_bounds_held_bytes(void **state)
 {
     fixture *f = *state;
@@ -613,6 +674,8 @@ int main(void)
         TEST(one_extent_serves_every_handle_of_a_version),
         TEST(a_retained_graph_fetches_again),
         TEST(bytes_saved_again_after_their_fetch_stay_until_every_handle_has_them),
+        TEST(a_handle_dropped_untaken_does_not_keep_fetched_bytes),
+        TEST(a_search_for_the_next_fetch_ends_after_256_extents),
         TEST(the_write_window_bounds_held_bytes),
         TEST(fetches_run_ahead_in_reverse_within_their_window),
         TEST(a_layers_own_extents_are_fetched_before_other_layers),

@@ -422,6 +422,21 @@ static void slots_dropped_during_a_replay_are_not_waited_for(void **state)
     ms_frame_unhold(f->execute, frame);
 }
 
+/* A replay may save more than the forward; what it puts behind the last slot is released. */
+static void bytes_put_behind_the_last_slot_are_released(void **state)
+{
+    fixture *f = *state;
+    enum { MANY = 32 }; /* the array of slots may be full */
+    for (uint32_t count = 2; count <= MANY; count++) {
+        ms_frame *frame = saved_frame(f, count);
+        put(f, frame, count);
+        assert_int_equal(f->host.live_memories, 0);
+        put(f, frame, 1); /* kept by its layer */
+        assert_int_equal(f->host.live_memories, 0);
+        drop_all(f, frame, count);
+    }
+}
+
 static void inner_backward(fixture *f, ms_frame *frame)
 {
     replay(f, frame);
@@ -528,6 +543,7 @@ int main(void)
         TEST(a_retained_graph_releases_when_backward_moves_on),
         TEST(a_replay_that_differs_is_refused),
         TEST(slots_dropped_during_a_replay_are_not_waited_for),
+        TEST(bytes_put_behind_the_last_slot_are_released),
         TEST(a_forward_after_inner_backwards_ends_no_step),
         TEST(steps_end_where_they_should),
         TEST(nothing_leaks_when_memory_is_out),

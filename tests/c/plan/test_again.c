@@ -102,6 +102,66 @@ static void a_search_is_due_if_it_could_find_a_faster_plan(void **state)
     fixture_close(&f);
 }
 
+/* A forced plan has the smallest peak, another one the shortest time: neither is best for the other's run. */
+static void forcing_or_not_needs_another_plan(void **state)
+{
+    (void)state;
+    fixture_planning f = observed_chain();
+    uint64_t budget = fixture_need(&f);
+    ms_plan *fastest = fixture_plan_at(&f, budget);
+    f.config.force_optimize = true;
+    ms_plan *forced = fixture_plan_at(&f, budget);
+    f.hardware->process.scratch_bytes += 4096;
+    assert_null(again(&f, budget, fastest));
+    assert_null(again(&f, budget, forced));
+    f.config.force_optimize = false;
+    assert_null(again(&f, budget, forced));
+    ms_plan_free(again(&f, budget, fastest));
+    ms_plan_free(fastest);
+    ms_plan_free(forced);
+    fixture_close(&f);
+}
+
+/* The budget is part of what a plan was made for, whatever it keeps. */
+static void another_budget_needs_another_plan(void **state)
+{
+    (void)state;
+    fixture_planning f = observed_chain();
+    uint64_t need = fixture_need(&f), budget = need + need / 20;
+    ms_plan *old = fixture_plan_at(&f, budget), *same = again(&f, budget, old);
+    assert_non_null(same);
+    assert_null(again(&f, budget + MIB, old));
+    assert_null(again(&f, budget - MIB, old));
+    assert_null(again(&f, 2 * need, old)); /* comfortable */
+    assert_null(again(&f, MS_UNSET, old));
+    ms_plan_free(same);
+    ms_plan_free(old);
+    fixture_close(&f);
+}
+
+static void packed_masks_stay_packed(void **state)
+{
+    (void)state;
+    fixture_planning f = observed_chain();
+    fixture_mark_masks(f.graph);
+    f.config.enable_checkpointing = false;
+    f.hardware->disk.write_bytes_per_s = f.hardware->disk.read_bytes_per_s = 50000000;
+    uint64_t need = fixture_need(&f), budget = need - need / 10;
+    ms_plan *old = fixture_plan_at(&f, budget);
+    uint32_t packed = 0;
+    for (uint32_t i = 0; i < old->entry_count; i++) {
+        packed += old->entries[i].packing.packed;
+    }
+    assert_true(packed > 0);
+    f.hardware->process.scratch_bytes += 4096;
+    ms_plan *plan = again(&f, budget, old);
+    assert_non_null(plan);
+    assert_same_choices(plan, old);
+    ms_plan_free(plan);
+    ms_plan_free(old);
+    fixture_close(&f);
+}
+
 static void a_layer_that_may_no_longer_be_recomputed_needs_another_plan(void **state)
 {
     (void)state;
@@ -156,6 +216,9 @@ int main(void)
         cmocka_unit_test(a_plan_that_keeps_everything_gets_the_figures_of_a_search),
         cmocka_unit_test(other_plans_stay_while_they_fit_a_step_that_needs_more),
         cmocka_unit_test(a_search_is_due_if_it_could_find_a_faster_plan),
+        cmocka_unit_test(forcing_or_not_needs_another_plan),
+        cmocka_unit_test(another_budget_needs_another_plan),
+        cmocka_unit_test(packed_masks_stay_packed),
         cmocka_unit_test(a_layer_that_may_no_longer_be_recomputed_needs_another_plan),
         cmocka_unit_test(it_fails_cleanly_out_of_memory),
     };

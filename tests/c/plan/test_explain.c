@@ -211,38 +211,60 @@ static ms_replay replay_with(const fixture_planning *f, const ms_plan *plan, con
     return replay;
 }
 
+enum { NODES_MOST = 256 };
+
+typedef struct rated {
+    fixture_planning *f;
+    const ms_plan *plan;
+    uint8_t techniques[NODES_MOST];
+    ms_admission admissions[NODES_MOST];
+} rated;
+
+static rated rate(fixture_planning *f, const ms_plan *plan)
+{
+    rated r = {.f = f, .plan = plan};
+    ms_error err;
+    assert_true(plan->entry_count <= NODES_MOST);
+    assert_ms_ok(ms_rules_admit(f->graph, f->hardware, &f->config, &plan->pressure, r.admissions, &err), err);
+    for (uint32_t i = 0; i < plan->entry_count; i++) {
+        r.techniques[i] = (uint8_t)plan->entries[i].technique;
+    }
+    return r;
+}
+
+/* The runner-up is the fastest that fits, of the other admitted techniques. */
+static void check_runner_up(rated *r, uint32_t i)
+{
+    const ms_plan *plan = r->plan;
+    const ms_plan_entry *entry = &plan->entries[i];
+    bool fits = entry->runner_up_peak_bytes <= plan->pressure.allowed_bytes;
+    for (uint32_t other = 0; other < MS_TECHNIQUE_COUNT; other++) {
+        if (other == entry->technique || (r->admissions[i].under_pressure & 1u << other) == 0) {
+            continue;
+        }
+        r->techniques[i] = (uint8_t)other;
+        ms_replay replay = replay_with(r->f, plan, r->techniques);
+        assert_true(entry->runner_up != entry->technique);
+        if (other == entry->runner_up) {
+            assert_int_equal(replay.step_ns, entry->runner_up_ns);
+            assert_int_equal(replay.peak_bytes, entry->runner_up_peak_bytes);
+        }
+        bool other_fits = replay.peak_bytes <= plan->pressure.allowed_bytes;
+        assert_true(fits ? !other_fits || replay.step_ns >= entry->runner_up_ns : !other_fits);
+        if (other == MS_TECHNIQUE_KEEP) {
+            uint64_t cost = plan->replay.step_ns > replay.step_ns ? plan->replay.step_ns - replay.step_ns : 0;
+            assert_int_equal(cost, entry->cost_ns);
+        }
+    }
+    r->techniques[i] = (uint8_t)entry->technique;
+}
+
 static void check_runner_ups(fixture_planning *f, const ms_plan *plan)
 {
-    uint8_t techniques[64];
-    ms_admission admissions[64];
-    ms_error err;
-    assert_ms_ok(ms_rules_admit(f->graph, f->hardware, &f->config, &plan->pressure, admissions, &err), err);
+    rated r = rate(f, plan);
+    assert_int_equal(replay_with(f, plan, r.techniques).step_ns, plan->replay.step_ns);
     for (uint32_t i = 0; i < plan->entry_count; i++) {
-        techniques[i] = (uint8_t)plan->entries[i].technique;
-    }
-    assert_int_equal(replay_with(f, plan, techniques).step_ns, plan->replay.step_ns);
-    for (uint32_t i = 0; i < plan->entry_count; i++) {
-        const ms_plan_entry *entry = &plan->entries[i];
-        bool fits = entry->runner_up_peak_bytes <= plan->pressure.allowed_bytes;
-        for (uint32_t other = 0; other < MS_TECHNIQUE_COUNT; other++) {
-            if (other == entry->technique || (admissions[i].under_pressure & 1u << other) == 0) {
-                continue;
-            }
-            techniques[i] = (uint8_t)other;
-            ms_replay replay = replay_with(f, plan, techniques);
-            assert_true(entry->runner_up != entry->technique);
-            if (other == entry->runner_up) {
-                assert_int_equal(replay.step_ns, entry->runner_up_ns);
-                assert_int_equal(replay.peak_bytes, entry->runner_up_peak_bytes);
-            }
-            bool other_fits = replay.peak_bytes <= plan->pressure.allowed_bytes;
-            assert_true(fits ? !other_fits || replay.step_ns >= entry->runner_up_ns : !other_fits);
-            if (other == MS_TECHNIQUE_KEEP) {
-                uint64_t cost = plan->replay.step_ns > replay.step_ns ? plan->replay.step_ns - replay.step_ns : 0;
-                assert_int_equal(cost, entry->cost_ns);
-            }
-        }
-        techniques[i] = (uint8_t)entry->technique;
+        check_runner_up(&r, i);
     }
 }
 
@@ -262,6 +284,56 @@ static void runner_ups_take_the_time_of_their_replay(void **state)
         }
         fixture_close(&f);
     }
+}
+
+/* Pairs of neighbours share a program; every fifth can't be recomputed. */
+static fixture_planning long_chain(void)
+{
+    enum { LAYERS = 150 };
+    fixture_layer layers[LAYERS];
+    for (uint32_t i = 0; i < LAYERS; i++) {
+        layers[i] = (fixture_layer){.saved_bytes = (10 + (i + 1) / 2 % 3 * 7) * MIB,
+                                    .temp_bytes = 2 * MIB,
+                                    .flops = 100000000 * (1 + (i + 1) / 2 % 4),
+                                    .gradient_bytes = MIB,
+                                    .flags = i % 5 == 4 ? MS_NODE_MUTATES_INPUT : 0};
+    }
+    fixture_chain chain = {.layer_count = LAYERS, .layers = layers, .activation_bytes = 2 * MIB, .logits_bytes = MIB};
+    fixture_planning f = fixture_open(fixture_chain_graph(&chain));
+    for (uint32_t i = 2; i < LAYERS; i += 2) {
+        f.graph->nodes[i + 1].profile = f.graph->nodes[i].profile;
+    }
+    f.config.search_permille = 30;
+    return f;
+}
+
+/* Of more than 128 nodes, one that is like the node before shares its figures; any other has its own. */
+static void entries_of_long_chains_share_figures_with_equal_neighbours_only(void **state)
+{
+    (void)state;
+    fixture_planning f = long_chain();
+    uint32_t shared = 0, own = 0;
+    ms_plan *plan = fixture_plan_at(&f, (fixture_smallest_budget(&f) + fixture_need(&f)) / 2);
+    rated r = rate(&f, plan);
+    for (uint32_t i = 0; i < plan->entry_count; i++) {
+        const ms_plan_entry *entry = &plan->entries[i], *before = i > 0 ? entry - 1 : NULL;
+        bool alike = i % 2 == 1 && entry->technique == before->technique &&
+                     f.graph->nodes[i].profile == f.graph->nodes[i - 1].profile &&
+                     r.admissions[i].under_pressure == r.admissions[i - 1].under_pressure;
+        if (alike) {
+            assert_int_equal(entry->runner_up, before->runner_up);
+            assert_int_equal(entry->runner_up_ns, before->runner_up_ns);
+            assert_int_equal(entry->saved_bytes, before->saved_bytes);
+            assert_int_equal(entry->cost_ns, before->cost_ns);
+            shared++;
+        } else {
+            check_runner_up(&r, i);
+            own += i % 2;
+        }
+    }
+    assert_true(shared > 10 && own > 10);
+    ms_plan_free(plan);
+    fixture_close(&f);
 }
 
 /* ---- neighbours ------------------------------------------------------------------------------- */
@@ -458,6 +530,7 @@ int main(void)
         cmocka_unit_test(recomputed_tensors_have_their_own_part),
         cmocka_unit_test(moving_tensors_have_their_own_parts),
         cmocka_unit_test(runner_ups_take_the_time_of_their_replay),
+        cmocka_unit_test(entries_of_long_chains_share_figures_with_equal_neighbours_only),
         cmocka_unit_test(neighbouring_budgets_give_the_stated_plans),
         cmocka_unit_test(a_cards_plan_tells_what_a_gigabyte_would_buy),
         cmocka_unit_test(no_assignment_that_fits_beats_the_bound),

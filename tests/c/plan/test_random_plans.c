@@ -4,7 +4,7 @@
  * `MEMSCALE_WRITE_GOLDEN=1 meson test -C build/test random_plans` writes the file.
  *
  * A line is a step: its smallest budget, its need, and a plan's time and peak for each budget. The last column is a
- * checksum of the documents and texts of these plans, of the uniform plans and of the forced one.
+ * checksum of the documents and texts of these plans, of the uniform plans and of the forced one, and of a refusal.
  */
 #include "plan/plan_checksum.h"
 #include "plan_random.h"
@@ -91,6 +91,20 @@ static uint64_t forced_sum(const fixture_planning *f)
     return sum;
 }
 
+/* What the refusal of a budget says that nothing fits. */
+static uint64_t refusal_sum(const fixture_planning *f, uint64_t smallest_bytes)
+{
+    ms_plan *plan;
+    ms_error err = {0};
+    uint64_t sum = 0;
+    assert_ms_fails(fixture_try_plan(f, 1, &plan, &err), MS_EINFEASIBLE, err, "the smallest budget");
+    assert_int_equal(err.hint_bytes, smallest_bytes);
+    for (const char *c = err.text; *c != '\0'; c++) {
+        sum = mixed(sum, (uint64_t)*c);
+    }
+    return sum;
+}
+
 static void write_step(FILE *out, uint64_t seed)
 {
     fixture_planning f = random_planning(&seed);
@@ -112,6 +126,7 @@ static void write_step(FILE *out, uint64_t seed)
         before = plan;
     }
     ms_plan_free(before);
+    sum = mixed(sum, refusal_sum(&f, smallest));
     sum = mixed(sum, uniform_sum(&f, smallest));
     sum = mixed(sum, forced_sum(&f));
     fprintf(out, "; %016llx\n", (unsigned long long)sum);

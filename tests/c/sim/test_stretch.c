@@ -146,9 +146,32 @@ static void short_programs_give_the_same(void **state)
     }
 }
 
+/* The fixture's layer: a temporary's life and the work around it become one event; a saved storage's life does not. */
+static void a_temporarys_life_joins_the_work_around_it(void **state)
+{
+    (void)state;
+    ms_graph *graph = fixture_graph(1);
+    ms_hardware *hardware = fixture_hardware();
+    ms__sim *sim;
+    ms_error err;
+    assert_ms_ok(ms__sim_new(graph, hardware, &sim, &err), err);
+    const ms__sim_profile *profile = sim->nodes[1].profile;
+    assert_int_equal(profile->forward_count, 10);
+    assert_int_equal(profile->short_forward_count, 9);
+    const ms__op *joined = &profile->short_forward[4];
+    assert_int_equal(joined->kind, MS__OP_STRETCH);
+    assert_int_equal(profile->stretches[joined->value].most_bytes, 4 * MIB);
+    assert_int_equal(profile->stretches[joined->value].after_bytes, 0);
+    assert_int_equal(profile->short_replay_count, 4);
+    ms__sim_free(sim);
+    ms_graph_free(graph);
+    ms_free(hardware);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_temporarys_life_joins_the_work_around_it),
         cmocka_unit_test(short_programs_give_the_same),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

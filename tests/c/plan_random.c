@@ -7,7 +7,7 @@
 #include "graph/graph_internal.h"
 
 enum { INPUT, OUTPUT, OUTPUT_GRADIENT, INPUT_GRADIENT, WEIGHT_GRADIENT, FIRST_INNER };
-enum { INNER_MOST = 6, EVENTS_MOST = 96, STORAGES_MOST = 32, OPERANDS_MOST = 4 * INNER_MOST };
+enum { LAYERS_MOST = 10, INNER_MOST = 6, EVENTS_MOST = 96, STORAGES_MOST = 32, OPERANDS_MOST = 4 * INNER_MOST };
 
 uint64_t random_below(uint64_t *seed, uint64_t below)
 {
@@ -239,7 +239,7 @@ static void make_profile(ms_profile *profile, uint64_t *seed)
 
 static fixture_chain random_chain(fixture_layer *layers, uint64_t *seed)
 {
-    fixture_chain chain = {.layer_count = 1 + (uint32_t)random_below(seed, 5),
+    fixture_chain chain = {.layer_count = 1 + (uint32_t)random_below(seed, random_once_in(seed, 4) ? LAYERS_MOST : 5),
                            .layers = layers,
                            .uniform = random_once_in(seed, 2),
                            .activation_bytes = (1 + random_below(seed, 12)) * MIB,
@@ -327,7 +327,7 @@ static void random_loop(ms_graph *graph, uint64_t *seed)
 
 ms_graph *random_graph(uint64_t *seed)
 {
-    fixture_layer layers[8];
+    fixture_layer layers[LAYERS_MOST];
     fixture_chain chain = random_chain(layers, seed);
     ms_graph *graph = fixture_chain_graph(&chain);
     bool chained = random_once_in(seed, 2);

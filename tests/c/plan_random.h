@@ -11,7 +11,7 @@ uint64_t random_below(uint64_t *seed, uint64_t below);
 /* True once in `times`. */
 bool random_once_in(uint64_t *seed, uint64_t times);
 
-/* A chain of 1 to 5 layers, each with its own program: inner results and temporaries, saved ones, masks, makers, tiles,
+/* A chain of 1 to 10 layers, each with its own program: inner results and temporaries, saved ones, masks, makers, tiles,
  * draws and evaluations. Checked by ms_graph_check(). */
 ms_graph *random_graph(uint64_t *seed);
 

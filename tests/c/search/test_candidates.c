@@ -1,17 +1,18 @@
 /*
- * The candidates that each family proposes for some graphs on some machines are those of candidates.golden: a change of
- * a family shows there, also if no plan of plans.golden takes one of its candidates.
- * `MEMSCALE_WRITE_GOLDEN=1 meson test -C build/test candidates` writes the file.
+ * The candidates that each family proposes for some graphs on some machines are those of candidates.golden, and for random
+ * steps those of random_candidates.golden: a change of a family shows there, also if no plan of plans.golden takes one of
+ * its candidates. `MEMSCALE_WRITE_GOLDEN=1 meson test -C build/test candidates` writes the files.
  *
  * A line is a graph on a machine. For each family: how many candidates there are after it, and a checksum of them all.
  */
 #include <xxhash.h>
 
 #include "memscale/rules.h"
+#include "plan_random.h"
 #include "plan_subjects.h"
 #include "search/search.h"
 
-enum { LINE_MOST = 1024, FRONT_MOST = 20 };
+enum { LINE_MOST = 1024, FRONT_MOST = 20, RANDOM_STEPS = 150, NAME_MOST = 64 };
 
 /* As after packing: single nodes are packed and unpacked. */
 static void refine_packing(ms__search *search)
@@ -106,25 +107,25 @@ static void open_search(fixture_planning *f, ms__search *search)
     ms_free(admissions);
 }
 
-static void write_candidates(FILE *out, const plan_subject *subject, const plan_machine *machine)
+static void write_candidates(FILE *out, const char *name, fixture_planning *f)
 {
-    fixture_planning f = plan_subject_open(subject, machine);
     ms__search search;
-    open_search(&f, &search);
-    fprintf(out, "%s, %s: %u steps", subject->name, machine->name, search.step_count);
+    open_search(f, &search);
+    fprintf(out, "%s: %u steps", name, search.step_count);
     write_families(out, &search);
     assert_false(search.out_of_memory);
     ms__search_close(&search);
-    fixture_close(&f);
+    fixture_close(f);
 }
 
-static void compare_candidates(FILE *golden, bool writes, const plan_subject *subject, const plan_machine *machine)
+/* The next line of the table is that of the documents, or becomes it. Closes them. */
+static void compare_candidates(FILE *golden, bool writes, const char *name, fixture_planning *f)
 {
     char *text = NULL, expected[LINE_MOST];
     size_t length = 0;
     FILE *out = open_memstream(&text, &length);
     assert_non_null(out);
-    write_candidates(out, subject, machine);
+    write_candidates(out, name, f);
     assert_int_equal(fclose(out), 0);
     if (writes) {
         fputs(text, golden);
@@ -135,6 +136,22 @@ static void compare_candidates(FILE *golden, bool writes, const plan_subject *su
     free(text);
 }
 
+static void candidates_of_random_steps_are_the_golden_ones(void **state)
+{
+    (void)state;
+    bool writes = getenv("MEMSCALE_WRITE_GOLDEN") != NULL;
+    FILE *golden = fopen(test_data("search/random_candidates.golden"), writes ? "w" : "r");
+    assert_non_null(golden);
+    for (uint64_t step = 1; step <= RANDOM_STEPS; step++) {
+        uint64_t seed = step * 15485863;
+        fixture_planning f = random_planning(&seed);
+        char name[NAME_MOST];
+        snprintf(name, sizeof name, "random %llu", (unsigned long long)step);
+        compare_candidates(golden, writes, name, &f);
+    }
+    assert_int_equal(fclose(golden), 0);
+}
+
 static void candidates_are_the_golden_ones(void **state)
 {
     (void)state;
@@ -143,7 +160,10 @@ static void candidates_are_the_golden_ones(void **state)
     assert_non_null(golden);
     for (size_t i = 0; i < PLAN_SUBJECTS; i++) {
         for (size_t j = 0; j < PLAN_MACHINES; j++) {
-            compare_candidates(golden, writes, &plan_subjects[i], &plan_machines[j]);
+            fixture_planning f = plan_subject_open(&plan_subjects[i], &plan_machines[j]);
+            char name[NAME_MOST];
+            snprintf(name, sizeof name, "%s, %s", plan_subjects[i].name, plan_machines[j].name);
+            compare_candidates(golden, writes, name, &f);
         }
     }
     char more[LINE_MOST];
@@ -173,6 +193,7 @@ static void without_replays_only_what_must_be_added_is(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(candidates_of_random_steps_are_the_golden_ones),
         cmocka_unit_test(candidates_are_the_golden_ones),
         cmocka_unit_test(without_replays_only_what_must_be_added_is),
     };

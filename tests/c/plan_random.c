@@ -243,13 +243,13 @@ static fixture_chain random_chain(fixture_layer *layers, uint64_t *seed)
                            .layers = layers,
                            .uniform = random_once_in(seed, 2),
                            .activation_bytes = (1 + random_below(seed, 12)) * MIB,
-                           .logits_bytes = (2 + random_below(seed, 50)) * MIB,
+                           .logits_bytes = (1 + random_below(seed, 30)) * MIB,
                            .parameter_bytes = (20 + random_below(seed, 100)) * MIB,
                            .state_bytes = random_below(seed, 200) * MIB};
     chain.marks_loss = !random_once_in(seed, 3);
     chain.marks_head = chain.marks_loss && !random_once_in(seed, 3);
     chain.is_half = random_once_in(seed, 3);
-    chain.head_bytes = (1 + random_below(seed, 12)) * MIB;
+    chain.head_bytes = (1 + random_below(seed, 30)) * MIB;
     for (uint32_t i = 0; i < chain.layer_count; i++) {
         layers[i] = (fixture_layer){.gradient_bytes = (1 + random_below(seed, 8)) * MIB};
     }
@@ -374,10 +374,10 @@ static void random_machine(ms_hardware *hardware, uint64_t *seed)
 static void random_options(ms_config *config, uint64_t *seed)
 {
     config->mode = (ms_mode)random_below(seed, MS_MODE_COUNT);
-    config->mode = config->mode == MS_MODE_CONSERVATIVE && random_once_in(seed, 2) ? MS_MODE_AGGRESSIVE : config->mode;
+    config->mode = random_once_in(seed, 3) ? MS_MODE_AGGRESSIVE : config->mode;
     config->enable_checkpointing = !random_once_in(seed, 6);
     config->enable_offloading = !random_once_in(seed, 6);
-    config->enable_tiling = random_once_in(seed, 2);
+    config->enable_tiling = !random_once_in(seed, 3);
     config->async_offload = !random_once_in(seed, 4);
     config->prefetch_depth = (uint32_t)random_below(seed, 3);
     config->max_disk_offload_bytes = random_once_in(seed, 3) ? random_below(seed, 200) * MIB : MS_UNSET;

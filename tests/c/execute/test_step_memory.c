@@ -241,6 +241,20 @@ static void a_part_that_cannot_be_read_does_not_count(void **state)
     assert_int_equal(peak_of_step(f, 500 * MB, 210 * MB, 250 * MB), 500 * MB);
 }
 
+/* A model that trained on a GPU trains on the CPU again. */
+static void an_evaluation_on_a_gpu_counts_for_no_later_step(void **state)
+{
+    fixture *f = *state;
+    ms_evaluation_memory evaluation;
+    ms_execute_device_peak(f->execute, 800 * MB);
+    ms_execute_evaluation_begins(f->execute);
+    assert_true(ms_execute_evaluation_ends(f->execute, &evaluation));
+    assert_int_equal(evaluation.before_bytes, UINT64_MAX);
+    assert_int_equal(evaluation.peak_bytes, UINT64_MAX);
+    ms_execute_device_peak(f->execute, UINT64_MAX);
+    assert_int_equal(peak_of_step(f, 500 * MB, 210 * MB, 250 * MB), 500 * MB);
+}
+
 /* ---- what a loop holds ------------------------------------------------------------------- */
 
 static uint64_t more_at(fixture *f, uint64_t live_bytes, uint64_t known_bytes, uint64_t state_bytes)
@@ -317,6 +331,7 @@ int main(void)
         TEST(an_evaluations_peak_is_its_own),
         TEST(of_two_parts_the_larger_counts),
         TEST(a_part_that_cannot_be_read_does_not_count),
+        TEST(an_evaluation_on_a_gpu_counts_for_no_later_step),
         TEST(maps_beyond_those_of_earlier_steps_are_told_once),
         TEST(state_of_an_optimizer_is_no_longer_among_the_others),
         TEST(forwards_that_wait_tell_what_they_hold),

@@ -454,6 +454,47 @@ static void a_uniform_plan_uses_its_technique_where_admitted(void **state)
     fixture_close(&f);
 }
 
+/* MS_TECHNIQUE_COUNT stands for the technique that frees most; the plan names it. */
+static void a_uniform_plan_of_no_technique_names_the_one_that_frees_most(void **state)
+{
+    (void)state;
+    fixture_planning f = fixture_open(fixture_graph(0));
+    ms_plan *plan, *smallest;
+    ms_error err;
+    assert_ms_ok(ms_plan_uniform(f.graph, f.hardware, &f.config, MS_TECHNIQUE_COUNT, &plan, &err), err);
+    assert_int_equal(plan->fallback, MS_TECHNIQUE_OFFLOAD_DISK);
+    for (int technique = MS_TECHNIQUE_KEEP; technique <= MS_TECHNIQUE_OFFLOAD_DISK; technique++) {
+        assert_ms_ok(ms_plan_uniform(f.graph, f.hardware, &f.config, (ms_technique)technique, &smallest, &err), err);
+        assert_int_equal(smallest->fallback, technique);
+        assert_true(plan->replay.peak_bytes <= smallest->replay.peak_bytes);
+        ms_plan_free(smallest);
+    }
+    ms_plan_free(plan);
+    fixture_close(&f);
+}
+
+static void a_uniform_plan_fails_cleanly_out_of_memory(void **state)
+{
+    (void)state;
+    fixture_planning f = fixture_open(fixture_graph(5));
+    uint64_t blocks = ms_memory_live_blocks();
+    bool reached = true;
+    for (uint64_t nth = 1; reached; nth++) {
+        ms_plan *plan = NULL;
+        ms_error err;
+        ms_fault_arm(MS_FAULT_ALLOC, nth, 12);
+        int rc = ms_plan_uniform(f.graph, f.hardware, &f.config, MS_TECHNIQUE_RECOMPUTE, &plan, &err);
+        reached = ms_fault_passed(MS_FAULT_ALLOC) >= nth;
+        ms_fault_disarm_all();
+        assert_int_equal(rc, reached ? MS_ENOMEM : MS_OK);
+        if (rc == MS_OK) {
+            ms_plan_free(plan);
+        }
+        assert_int_equal(ms_memory_live_blocks(), blocks);
+    }
+    fixture_close(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -475,6 +516,8 @@ int main(void)
         cmocka_unit_test(it_fails_cleanly_out_of_memory),
         cmocka_unit_test(a_uniform_plan_needs_no_graph),
         cmocka_unit_test(windows_of_a_blind_plan_are_a_small_part_of_the_budget),
+        cmocka_unit_test(a_uniform_plan_of_no_technique_names_the_one_that_frees_most),
+        cmocka_unit_test(a_uniform_plan_fails_cleanly_out_of_memory),
         cmocka_unit_test(a_uniform_plan_uses_its_technique_where_admitted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -356,6 +356,7 @@ static void names_and_classes_are_stable(void **state)
     assert_string_equal(ms_step_option_name(MS_STEP_EXACT_LOSS_HEAD), "exact_loss_head");
     assert_int_equal(ms_step_option_exactness(MS_STEP_EXACT_LOSS_HEAD), MS_EXACT);
     assert_string_equal(ms_step_option_name(MS_STEP_OPTION_COUNT), "unknown");
+    assert_int_equal(ms_step_option_exactness(MS_STEP_OPTION_COUNT), MS_LOSSY); /* the worst may be assumed */
     assert_string_equal(ms_exactness_name(MS_ROUNDING), "rounding");
 }
 

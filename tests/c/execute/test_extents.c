@@ -637,6 +637,55 @@ static uint64_t written_bytes(fixture *f)
     return stats.written_bytes;
 }
 
+/* A tier that hangs can't keep its window; the bytes of its stores stay where they are until the stores have ended. */
+static void a_tier_that_hangs_keeps_the_bytes_of_its_stores(void **state)
+{
+    fixture *f = *state;
+    ms_execute_leave(f->execute, 1);
+    ms_execute_close(f->execute);
+    ms_execute_host table;
+    ms_offload_options tier = memory_tier();
+    tier.timeout_ns = 20000000;
+    host_table(&f->host, &table);
+    assert_ms_ok(ms_execute_open(&table, &tier, &f->execute, &f->err), f->err);
+    set_windows(f, BYTES, 0);
+    open_frame(f);
+    ms_extent *extents[2];
+    ms_execute_stats stats;
+    hold(f, true);
+    store_apart(f, extents, 2);
+    ms_execute_get_stats(f->execute, &stats);
+    assert_int_equal(stats.storing_bytes, 2 * BYTES);
+    assert_int_equal(f->host.live_storages, 2);
+    assert_true(counter(f, MS_COUNTER_FORWARD_STALL_NS) >= 20000000);
+    hold(f, false);
+    settle(f);
+    for (unsigned i = 0; i < 2; i++) {
+        uint64_t mark = 0;
+        assert_true(take(f, extents[i], &mark, i));
+        ms_extent_drop(f->execute, extents[i], mark);
+    }
+}
+
+/* The end of a step waits for transfers without handles only. */
+static void a_step_ends_while_stores_with_handles_run(void **state)
+{
+    fixture *f = *state;
+    uint64_t step, step_ns;
+    ms_extent *extents[2];
+    hold(f, true);
+    store_apart(f, extents, 2);
+    assert_true(ms_execute_boundary(f->execute, MS_BOUNDARY_OPTIMIZER, &step, &step_ns));
+    assert_int_equal(counter(f, MS_COUNTER_BACKWARD_STALL_NS), 0);
+    assert_int_equal(f->host.live_storages, 2);
+    hold(f, false);
+    for (unsigned i = 0; i < 2; i++) {
+        uint64_t mark = 0;
+        assert_true(take(f, extents[i], &mark, i));
+        ms_extent_drop(f->execute, extents[i], mark);
+    }
+}
+
 /* An exception in forward frees the graph, and with it every handle. */
 static void a_store_without_handles_is_cancelled(void **state)
 {
@@ -707,6 +756,8 @@ int main(void)
         TEST(the_first_tier_follows_the_caps),
         TEST(a_write_that_fails_leaves_the_bytes_in_memory),
         TEST(a_read_that_fails_is_an_error_and_hands_nothing_out),
+        TEST(a_tier_that_hangs_keeps_the_bytes_of_its_stores),
+        TEST(a_step_ends_while_stores_with_handles_run),
         TEST(a_store_without_handles_is_cancelled),
         TEST(a_fetch_without_handles_is_cancelled),
     };

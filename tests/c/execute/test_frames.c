@@ -117,6 +117,27 @@ static void calls_follow_the_plan(void **state)
     }
 }
 
+/* The root's own work follows the entry before it; a thread that has called nothing is at the step's start. */
+static void the_roots_work_follows_the_last_call(void **state)
+{
+    fixture *f = *state;
+    char a[] = "a", root[] = "";
+    ms_plan_entry entries[] = {
+        {.name = root, .technique = MS_TECHNIQUE_OFFLOAD_DISK},
+        {.name = a, .technique = RECOMPUTE},
+        {.name = root, .technique = MS_TECHNIQUE_KEEP},
+    };
+    plan_of(f, entries, 3, MS_TECHNIQUE_KEEP);
+    assert_int_equal(ms_execute_peek(f->execute, 1, MS_ROOT_LAYER), MS_TECHNIQUE_OFFLOAD_DISK);
+    enter_root(f, false);
+    assert_int_equal(ms_execute_peek(f->execute, 1, MS_ROOT_LAYER), MS_TECHNIQUE_OFFLOAD_DISK);
+    (void)enter(f, layer_of(f, "a"), true);
+    ms_execute_leave(f->execute, 1);
+    assert_int_equal(ms_execute_peek(f->execute, 1, MS_ROOT_LAYER), MS_TECHNIQUE_KEEP);
+    assert_int_equal(ms_execute_peek(f->execute, 2, MS_ROOT_LAYER), MS_TECHNIQUE_OFFLOAD_DISK);
+    ms_execute_leave_root(f->execute, 1, false);
+}
+
 static bool chosen(fixture *f, ms_frame *frame, uintptr_t identity, uint64_t bytes)
 {
     bool is_dropped;
@@ -535,6 +556,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, open_fixture, close_fixture)
         TEST(calls_follow_the_plan),
+        TEST(the_roots_work_follows_the_last_call),
         TEST(selective_calls_drop_the_planned_slots),
         TEST(smaller_inputs_drop_the_planned_slots),
         TEST(layers_without_an_entry_get_the_fallback),

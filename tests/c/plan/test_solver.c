@@ -413,6 +413,16 @@ static void a_uniform_plan_needs_no_graph(void **state)
     assert_ms_ok(ms_plan_uniform(NULL, hardware, &config, MS_TECHNIQUE_COUNT, &plan, &err), err);
     assert_int_equal(plan->fallback, MS_TECHNIQUE_KEEP);
     ms_plan_free(plan);
+    ms_config_default(&config);
+    hardware->disk.free_bytes = 0;
+    assert_ms_ok(ms_plan_uniform(NULL, hardware, &config, MS_TECHNIQUE_COUNT, &plan, &err), err);
+    assert_int_equal(plan->fallback, MS_TECHNIQUE_RECOMPUTE);
+    assert_int_equal(plan->slab_bytes, 0);
+    ms_plan_free(plan);
+    fixture_use_card(hardware, 12000000000);
+    assert_ms_ok(ms_plan_uniform(NULL, hardware, &config, MS_TECHNIQUE_COUNT, &plan, &err), err);
+    assert_int_equal(plan->fallback, MS_TECHNIQUE_OFFLOAD_HOST);
+    ms_plan_free(plan);
     ms_free(hardware);
 }
 
@@ -477,13 +487,14 @@ static void a_uniform_plan_fails_cleanly_out_of_memory(void **state)
 {
     (void)state;
     fixture_planning f = fixture_open(fixture_graph(5));
+    fixture_mark_masks(f.graph);
     uint64_t blocks = ms_memory_live_blocks();
     bool reached = true;
     for (uint64_t nth = 1; reached; nth++) {
         ms_plan *plan = NULL;
         ms_error err;
         ms_fault_arm(MS_FAULT_ALLOC, nth, 12);
-        int rc = ms_plan_uniform(f.graph, f.hardware, &f.config, MS_TECHNIQUE_RECOMPUTE, &plan, &err);
+        int rc = ms_plan_uniform(f.graph, f.hardware, &f.config, MS_TECHNIQUE_SELECTIVE_1, &plan, &err);
         reached = ms_fault_passed(MS_FAULT_ALLOC) >= nth;
         ms_fault_disarm_all();
         assert_int_equal(rc, reached ? MS_ENOMEM : MS_OK);

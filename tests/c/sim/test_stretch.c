@@ -164,6 +164,17 @@ static void a_temporarys_life_joins_the_work_around_it(void **state)
     assert_int_equal(profile->stretches[joined->value].after_bytes, 0);
     assert_int_equal(profile->short_replay_count, 4);
     ms__sim_free(sim);
+    /* If the inner result is not saved, it is a temporary too, over two stretches. */
+    ms_profile *layer = &graph->profiles[0];
+    layer->forward[3] = layer->backward[0] = layer->backward[3] = (ms_event){.kind = MS_EVENT_WORK};
+    assert_ms_ok(ms_graph_check(graph, &err), err);
+    assert_ms_ok(ms__sim_new(graph, hardware, &sim, &err), err);
+    profile = sim->nodes[1].profile;
+    assert_int_equal(profile->short_forward_count, 5);
+    joined = &profile->short_forward[1];
+    assert_int_equal(profile->stretches[joined->value].most_bytes, 34 * MIB);
+    assert_int_equal(profile->stretches[joined->value].after_bytes, 30 * MIB);
+    ms__sim_free(sim);
     ms_graph_free(graph);
     ms_free(hardware);
 }

@@ -392,9 +392,13 @@ static void a_replay_that_differs_is_refused(void **state)
     ms_record others[] = {
         {.rank = 2, .size = other_size, .dtype = record.dtype, .device = record.device},
         {.rank = 1, .size = record.size, .dtype = record.dtype, .device = record.device},
+        {.rank = 0, .dtype = record.dtype, .device = record.device},
         {.rank = 2, .size = record.size, .dtype = "torch.bfloat16", .device = record.device},
         {.rank = 2, .size = record.size, .dtype = record.dtype, .device = "cuda:0"},
     };
+    static const char *const said[] = {"torch.float32[2, 4] on cpu", "torch.float32[2] on cpu",
+                                       "torch.float32[] on cpu", "torch.bfloat16[2, 3] on cpu",
+                                       "torch.float32[2, 3] on cuda:0"};
     uint32_t slot;
     ms_capture capture;
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
@@ -406,6 +410,8 @@ static void a_replay_that_differs_is_refused(void **state)
         put(f, frame, slot);
         assert_ms_fails(ms_frame_replay_save(f->execute, frame, &others[i], &slot, &capture, &f->err), MS_EREPLAY,
                         f->err, "layer block (call 0): saved tensor 1 is torch.");
+        assert_non_null(strstr(f->err.text, said[i]));
+        assert_non_null(strstr(f->err.text, " and was torch.float32[2, 3] on cpu in forward"));
         assert_ms_ok(ms_frame_replay_end(f->execute, frame, true, &f->err), f->err);
         assert_int_equal(f->host.live_memories, 0);
     }

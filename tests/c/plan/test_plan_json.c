@@ -71,6 +71,11 @@ static void a_plan_without_entries_survives(void **state)
     assert_int_equal(read->fallback, MS_TECHNIQUE_RECOMPUTE);
     assert_int_equal(read->entry_count, 0);
     ms_free(text);
+    text = ms_plan_table(plan, hardware); /* nothing is predicted of unknown layers */
+    assert_non_null(text);
+    assert_null(strstr(text, "predicted"));
+    assert_null(strstr(text, "pressure"));
+    ms_free(text);
     ms_plan_free(plan);
     ms_plan_free(read);
     ms_free(hardware);
@@ -167,6 +172,14 @@ static void a_malformed_selection_is_refused_with_its_place(void **state)
     selections_refused("[{\"slot_bytes\": [4, 8], \"dropped\": [1, 1]}]", "a slot is listed twice");
     selections_refused("[{\"slot_bytes\": [4], \"dropped\": [], \"two_valued\": [{\"slot\": 0}]}]",
                        "$.selections[0].two_valued[0]");
+#define TWO_VALUED(list) "[{\"slot_bytes\": [4, 8], \"dropped\": [], \"two_valued\": [" list "]}]"
+#define SLOT(number, more) "{\"slot\": " number ", \"packed\": true, \"saved_bytes\": 1, \"cost_ns\": 1" more "}"
+    selections_refused(TWO_VALUED(SLOT("2", "")), "$.selections[0].two_valued[0].slot");
+    selections_refused(TWO_VALUED(SLOT("0", ", \"extra\": 1")), "$.selections[0].two_valued[0]");
+    selections_refused(TWO_VALUED(SLOT("0", "") "," SLOT("0", "")), "slots do not ascend");
+    selections_refused(TWO_VALUED(SLOT("1", "") "," SLOT("0", "")), "slots do not ascend");
+#undef SLOT
+#undef TWO_VALUED
 }
 
 static void malformed_json_is_refused(void **state)

@@ -93,6 +93,14 @@ static void a_baseline_grows_by_code_and_shrinks_by_what_is_gone(void **state)
     resident_bytes = 900 * MB;
     assert_ms_ok(ms_hardware_begins(&hardware, 20 * MB, 15 * MB, &err), err);
     assert_int_equal(hardware.process.baseline_bytes, 645 * MB);
+    hardware.gpu_count = 1; /* on a GPU resident memory says nothing */
+    assert_ms_ok(ms_hardware_set_process(&hardware, 0, 500 * MB, &err), err);
+    resident_bytes = 100 * MB;
+    assert_ms_ok(ms_hardware_begins(&hardware, 20 * MB, 15 * MB, &err), err);
+    assert_int_equal(hardware.process.baseline_bytes, 500 * MB);
+    assert_ms_ok(ms_hardware_traced(&hardware, 20 * MB, &err), err);
+    assert_int_equal(hardware.process.baseline_bytes, 500 * MB);
+    resident_bytes = 900 * MB;
     uint64_t beside_bytes;
     assert_ms_ok(ms_process_beside_tensors(200 * MB, &beside_bytes, &err), err);
     assert_int_equal(beside_bytes, 700 * MB);

@@ -114,6 +114,11 @@ static int obtain(void *context, uint64_t bytes, void **reference, void **addres
     if (self->refuse) {
         return ms_fail(err, MS_ENOMEM, "the host has no memory");
     }
+    void (*meanwhile)(void *) = self->meanwhile;
+    self->meanwhile = NULL;
+    if (meanwhile != NULL) {
+        meanwhile(self->meanwhile_context);
+    }
     storage *item = storage_new(self, bytes, 0);
     memset(item->data, 0, bytes);
     *reference = memory_of(self, item);

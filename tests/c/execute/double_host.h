@@ -20,6 +20,8 @@ typedef struct host {
     uint64_t obtained;
     uint64_t locks, unlocks;
     bool refuse;            /* obtain() fails */
+    void (*meanwhile)(void *context); /* runs in the next obtain(), as other threads may */
+    void *meanwhile_context;
 } host;
 
 void host_table(host *self, ms_execute_host *table);

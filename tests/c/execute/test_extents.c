@@ -444,6 +444,41 @@ static void a_tensor_being_handed_out_keeps_no_other_in_memory(void **state)
     ms_extent_drop(f->execute, extents[0], 0);
 }
 
+/* Another thread's unpack of the same tensor, while this one's allocation lets it run. */
+typedef struct taking {
+    fixture *f;
+    ms_extent *extent;
+    uint64_t mark;
+    bool right;
+} taking;
+
+static void take_meanwhile(void *context)
+{
+    taking *other = context;
+    other->right = take(other->f, other->extent, &other->mark, 2);
+}
+
+static void two_threads_that_want_one_tensor_share_its_fetch(void **state)
+{
+    fixture *f = *state;
+    storage *item = storage_new(&f->host, BYTES, 2);
+    ms_extent *extent = store(f, item, 0);
+    assert_ptr_equal(ms_extent_find(f->execute, f->frame, (uintptr_t)item, 0), extent);
+    storage_let_go(&f->host, item);
+    settle(f);
+    taking other = {.f = f, .extent = extent};
+    f->host.meanwhile = take_meanwhile;
+    f->host.meanwhile_context = &other;
+    uint64_t mark = 0;
+    assert_true(take(f, extent, &mark, 2));
+    assert_true(other.right);
+    assert_int_equal(f->host.obtained, 2);
+    assert_int_equal(f->host.live_storages, 1); /* the second one's memory was returned */
+    assert_int_equal(counter(f, MS_COUNTER_FETCHED_BYTES), BYTES);
+    ms_extent_drop(f->execute, extent, mark);
+    ms_extent_drop(f->execute, extent, other.mark);
+}
+
 static void handles_may_be_dropped_at_any_time(void **state)
 {
     fixture *f = *state;
@@ -748,6 +783,7 @@ int main(void)
         TEST(a_layers_own_extents_are_fetched_before_other_layers),
         TEST(unused_prefetches_are_released),
         TEST(a_tensor_being_handed_out_keeps_no_other_in_memory),
+        TEST(two_threads_that_want_one_tensor_share_its_fetch),
         TEST(handles_may_be_dropped_at_any_time),
         TEST(a_full_tier_keeps_tensors_until_the_next_step),
         TEST(no_memory_to_fetch_into_is_an_error_and_can_be_tried_again),

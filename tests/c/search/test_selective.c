@@ -131,6 +131,66 @@ static void sets_end_where_the_price_jumps(void **state)
     ms_free(hardware);
 }
 
+/* Saved results, each larger than the one before and made of the input alone. */
+static ms_graph *many_made(uint32_t count)
+{
+    ms_graph *graph = two_layers();
+    ms_profile *profile = &graph->profiles[0];
+    uint32_t events = 0, first = profile->external_count;
+    uint64_t *bytes = ms_calloc(first + count, sizeof *bytes);
+    ms_event *forward = ms_calloc(2 * (size_t)count + 2, sizeof *forward);
+    ms_maker *makers = ms_calloc(count, sizeof *makers);
+    uint32_t *operands = ms_calloc(2 * (size_t)count, sizeof *operands);
+    assert_true(bytes != NULL && forward != NULL && makers != NULL && operands != NULL);
+    memcpy(bytes, profile->storage_bytes, first * sizeof *bytes);
+    forward[events++] = (ms_event){.kind = MS_EVENT_SAVE, .storage = 0};
+    for (uint32_t i = 0; i < count; i++) {
+        bytes[first + i] = MIB + 4096 * i;
+        forward[events++] = (ms_event){.kind = MS_EVENT_ALLOC, .storage = first + i};
+        forward[events++] = (ms_event){.kind = MS_EVENT_SAVE, .storage = first + i};
+        makers[i] = (ms_maker){.flops = MAKER_FLOPS, .first = 2 * i, .input_count = 1, .output_count = 1};
+        operands[2 * i + 1] = first + i;
+    }
+    forward[events++] = (ms_event){.kind = MS_EVENT_ALLOC, .storage = 1};
+    ms_free(profile->forward);
+    ms_free(profile->backward);
+    ms_free(profile->storage_bytes);
+    ms_free(profile->makers);
+    ms_free(profile->operands);
+    profile->storage_count = first + count;
+    profile->storage_bytes = bytes;
+    profile->forward_count = events;
+    profile->forward = forward;
+    profile->backward_count = 0;
+    profile->backward = ms_calloc(0, sizeof *forward);
+    profile->maker_count = count;
+    profile->makers = makers;
+    profile->operand_count = 2 * count;
+    profile->operands = operands;
+    return graph;
+}
+
+static void sets_consist_of_the_64_largest_results(void **state)
+{
+    (void)state;
+    enum { MANY = 66, CANDIDATES = 64 };
+    ms_graph *graph = many_made(MANY);
+    ms_hardware *hardware = fixture_hardware();
+    ms__sim *sim;
+    ms_error err;
+    assert_ms_ok(ms__sim_new(graph, hardware, &sim, &err), err);
+    const ms__sim_profile *profile = sim->nodes[1].profile;
+    assert_int_equal(profile->save_count, MANY + 1);
+    assert_int_equal(profile->set_count, 1); /* the price of a byte hardly rises */
+    const uint8_t *set = ms__selective_set(profile, MS_TECHNIQUE_SELECTIVE_1);
+    for (uint32_t slot = 0; slot <= MANY; slot++) {
+        assert_int_equal(set[slot], slot > MANY - CANDIDATES); /* slot 0 is the input */
+    }
+    ms__sim_free(sim);
+    ms_graph_free(graph);
+    ms_free(hardware);
+}
+
 /* ---- plans -------------------------------------------------------------------------- */
 
 static ms_plan *plan_at(const ms_graph *graph, const ms_hardware *hardware, uint64_t budget)
@@ -295,6 +355,7 @@ int main(void)
         cmocka_unit_test(dropped_tensors_are_recomputed),
         cmocka_unit_test(undropped_tensors_move),
         cmocka_unit_test(sets_end_where_the_price_jumps),
+        cmocka_unit_test(sets_consist_of_the_64_largest_results),
         cmocka_unit_test(offering_sets_never_makes_a_plan_worse),
         cmocka_unit_test(a_plan_carries_its_selections),
         cmocka_unit_test(bad_makers_are_refused),

@@ -25,7 +25,8 @@
  * may wait for a transfer; they release that lock meanwhile through host->unlock and
  * host->lock.
  *
- * Tests: tests/c/execute/ (test_frames.c, test_compare.c, test_extents.c, test_packing.c, test_device.c).
+ * Tests: tests/c/execute/ (test_frames.c, test_compare.c, test_extents.c, test_extents_failing.c, test_packing.c,
+ * test_step_memory.c, test_device.c).
  */
 #ifndef MEMSCALE_EXECUTE_H
 #define MEMSCALE_EXECUTE_H

@@ -5,7 +5,7 @@
  * fastest that fits is the plan. The replay is the proof: no plan is returned unless its replay fits. All
  * numbers are integers; the same three documents give the same plan, byte for byte.
  *
- * Tests: tests/c/plan/ (test_solver.c, test_plans.c, test_explain.c, test_plan_json.c).
+ * Tests: tests/c/plan/ (test_solver.c, test_plans.c, test_random_plans.c, test_explain.c, test_plan_json.c).
  */
 #ifndef MEMSCALE_PLAN_H
 #define MEMSCALE_PLAN_H

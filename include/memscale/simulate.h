@@ -5,7 +5,7 @@
  * The planner calls it for every candidate; reports call it for a timeline. It changes none of its arguments,
  * owns nothing after it returns, and is thread-safe. The same arguments give the same replay.
  *
- * Tests: tests/c/sim/test_simulate.c.
+ * Tests: tests/c/sim/test_simulate.c, test_random_steps.c.
  */
 #ifndef MEMSCALE_SIMULATE_H
 #define MEMSCALE_SIMULATE_H

@@ -24,8 +24,8 @@ bool random_once_in(uint64_t *seed, uint64_t times)
 
 static uint64_t random_bytes(uint64_t *seed)
 {
-    static const uint64_t sizes[] = {0,       4,           4096,     100000,   MIB - 8,  MIB,
-                                     3 * MIB, 4 * MIB + 8, 10 * MIB, 24 * MIB, 24 * MIB, 56 * MIB};
+    static const uint64_t sizes[] = {0,       4,           4096,     100000,   128 << 10, MIB - 8, MIB,
+                                     3 * MIB, 4 * MIB + 8, 10 * MIB, 24 * MIB, 24 * MIB,  56 * MIB};
     return sizes[random_below(seed, sizeof sizes / sizeof sizes[0])];
 }
 

@@ -233,7 +233,9 @@ static void an_impossible_technique_is_replaced(void **state)
     assert_null(enter(f, layer_of(f, "a"), false));
     assert_null(enter(f, layer_of(f, "b"), true));
     ms_offload_options tier = memory_tier();
+    assert_string_equal(ms_execute_tier_description(f->execute), "");
     assert_ms_ok(ms_execute_open_tier(f->execute, &tier, &f->err), f->err);
+    assert_true(strlen(ms_execute_tier_description(f->execute)) > 0);
     assert_ms_fails(ms_execute_open_tier(f->execute, &tier, &f->err), MS_ESTATE, f->err, "already");
     assert_int_equal(ms_frame_technique(enter(f, layer_of(f, "a"), true)), MS_TECHNIQUE_RECOMPUTE_OFFLOAD_INPUT);
     assert_int_equal(ms_frame_technique(enter(f, layer_of(f, "a"), false)), MS_TECHNIQUE_OFFLOAD_DISK);
@@ -256,6 +258,20 @@ static void an_aborted_forward_is_closed_by_the_next(void **state)
     ms_frame_unhold(f->execute, frame);
     ms_execute_leave_root(f->execute, 1, false);
     assert_false(ms_execute_in_root(f->execute, 1));
+}
+
+static void a_forward_that_has_not_ended_is_told_to_the_next(void **state)
+{
+    fixture *f = *state;
+    plan_of(f, NULL, 0, RECOMPUTE);
+    enter_root(f, false);
+    enter_root(f, true); /* in no layer */
+    ms_execute_leave_root(f->execute, 1, true);
+    assert_non_null(enter(f, layer_of(f, "x"), true)); /* outside of the root */
+    enter_root(f, true);
+    ms_execute_leave_root(f->execute, 1, false);
+    enter_root(f, false);
+    ms_execute_leave_root(f->execute, 1, false);
 }
 
 static void watched_calls_have_frames_although_they_are_kept(void **state)
@@ -568,6 +584,7 @@ int main(void)
         TEST(layers_without_an_entry_get_the_fallback),
         TEST(an_impossible_technique_is_replaced),
         TEST(an_aborted_forward_is_closed_by_the_next),
+        TEST(a_forward_that_has_not_ended_is_told_to_the_next),
         TEST(watched_calls_have_frames_although_they_are_kept),
         TEST(a_replay_fills_the_live_slots_and_stops),
         TEST(a_call_may_save_thousands_of_tensors),

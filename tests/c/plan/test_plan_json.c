@@ -247,6 +247,15 @@ static void the_table_names_need_budget_and_layers(void **state)
     contains(text, "offload_disk");
     contains(text, "predicted");
     contains(text, "against unoptimized");
+    assert_null(strstr(text, "times as long"));
+    ms_free(text);
+    hardware->pace_permille = 1257;
+    text = ms_plan_table(plan, hardware);
+    contains(text, "steps here take 1.25 times as long");
+    ms_free(text);
+    hardware->pace_permille = 2040;
+    text = ms_plan_table(plan, hardware);
+    contains(text, "steps here take 2.04 times as long");
     ms_free(text);
     text = ms_plan_table(plan, NULL);
     assert_null(strstr(text, "machine"));

@@ -14,6 +14,8 @@ static void names_read_back(void **state)
     }
     assert_int_equal(ms_technique_parse("teleport", &technique), MS_EINVAL);
     assert_string_equal(ms_technique_name((ms_technique)99), "unknown");
+    assert_string_equal(ms_technique_name(MS_TECHNIQUE_COUNT), "unknown");
+    assert_false(ms_technique_moves(MS_TECHNIQUE_COUNT));
 }
 
 static void every_row_has_a_text_and_a_colour(void **state)

@@ -170,22 +170,54 @@ static ms_graph *many_made(uint32_t count)
     return graph;
 }
 
-static void sets_consist_of_the_64_largest_results(void **state)
+/* The `most` largest of `count` results can be in sets. */
+static void check_candidates(uint32_t count, uint32_t most)
 {
-    (void)state;
-    enum { MANY = 66, CANDIDATES = 64 };
-    ms_graph *graph = many_made(MANY);
+    ms_graph *graph = many_made(count);
     ms_hardware *hardware = fixture_hardware();
     ms__sim *sim;
     ms_error err;
     assert_ms_ok(ms__sim_new(graph, hardware, &sim, &err), err);
     const ms__sim_profile *profile = sim->nodes[1].profile;
-    assert_int_equal(profile->save_count, MANY + 1);
+    assert_int_equal(profile->save_count, count + 1);
     assert_int_equal(profile->set_count, 1); /* the price of a byte hardly rises */
     const uint8_t *set = ms__selective_set(profile, MS_TECHNIQUE_SELECTIVE_1);
-    for (uint32_t slot = 0; slot <= MANY; slot++) {
-        assert_int_equal(set[slot], slot > MANY - CANDIDATES); /* slot 0 is the input */
+    for (uint32_t slot = 0; slot <= count; slot++) {
+        assert_int_equal(set[slot], slot > count - most); /* slot 0 is the input */
     }
+    ms__sim_free(sim);
+    ms_graph_free(graph);
+    ms_free(hardware);
+}
+
+/* The more operators, the fewer: each candidate's cost is a pass over them. */
+static void sets_consist_of_the_largest_results(void **state)
+{
+    (void)state;
+    check_candidates(60, 60);
+    check_candidates(66, 64);
+    check_candidates(500, 63);
+}
+
+/* Five results of 1 MiB, each twice as dear as the one before: of equal jumps the earlier ones count. */
+static void sets_end_at_the_first_of_equal_jumps(void **state)
+{
+    (void)state;
+    ms_graph *graph = many_made(5);
+    ms_hardware *hardware = fixture_hardware();
+    ms__sim *sim;
+    ms_error err;
+    for (uint32_t i = 0; i < 5; i++) {
+        graph->profiles[0].storage_bytes[5 + i] = MIB;
+        graph->profiles[0].makers[i].flops = ((uint64_t)1000000 << i) - MS__OP_NS - MS__MAKER_NS;
+    }
+    assert_ms_ok(ms__sim_new(graph, hardware, &sim, &err), err);
+    const ms__sim_profile *profile = sim->nodes[1].profile;
+    assert_int_equal(profile->set_count, 4);
+    check_set(profile, MS_TECHNIQUE_SELECTIVE_1, "010000");
+    check_set(profile, MS_TECHNIQUE_SELECTIVE_2, "011000");
+    check_set(profile, MS_TECHNIQUE_SELECTIVE_3, "011100");
+    check_set(profile, MS_TECHNIQUE_SELECTIVE_4, "011111");
     ms__sim_free(sim);
     ms_graph_free(graph);
     ms_free(hardware);
@@ -355,7 +387,8 @@ int main(void)
         cmocka_unit_test(dropped_tensors_are_recomputed),
         cmocka_unit_test(undropped_tensors_move),
         cmocka_unit_test(sets_end_where_the_price_jumps),
-        cmocka_unit_test(sets_consist_of_the_64_largest_results),
+        cmocka_unit_test(sets_consist_of_the_largest_results),
+        cmocka_unit_test(sets_end_at_the_first_of_equal_jumps),
         cmocka_unit_test(offering_sets_never_makes_a_plan_worse),
         cmocka_unit_test(a_plan_carries_its_selections),
         cmocka_unit_test(bad_makers_are_refused),

@@ -524,13 +524,13 @@ static void step_options_lower_the_bound(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(entries_of_long_chains_share_figures_with_equal_neighbours_only),
         cmocka_unit_test(parts_sum_to_the_peak_at_every_budget),
         cmocka_unit_test(uniform_plans_and_gpus_are_explained_too),
         cmocka_unit_test(parts_agree_with_the_graph),
         cmocka_unit_test(recomputed_tensors_have_their_own_part),
         cmocka_unit_test(moving_tensors_have_their_own_parts),
         cmocka_unit_test(runner_ups_take_the_time_of_their_replay),
-        cmocka_unit_test(entries_of_long_chains_share_figures_with_equal_neighbours_only),
         cmocka_unit_test(neighbouring_budgets_give_the_stated_plans),
         cmocka_unit_test(a_cards_plan_tells_what_a_gigabyte_would_buy),
         cmocka_unit_test(no_assignment_that_fits_beats_the_bound),

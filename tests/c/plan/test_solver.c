@@ -509,6 +509,11 @@ static void a_uniform_plan_fails_cleanly_out_of_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_uniform_plan_needs_no_graph),
+        cmocka_unit_test(windows_of_a_blind_plan_are_a_small_part_of_the_budget),
+        cmocka_unit_test(a_uniform_plan_of_no_technique_names_the_one_that_frees_most),
+        cmocka_unit_test(a_uniform_plan_fails_cleanly_out_of_memory),
+        cmocka_unit_test(a_uniform_plan_uses_its_technique_where_admitted),
         cmocka_unit_test(the_replay_of_every_plan_fits),
         cmocka_unit_test(a_larger_budget_is_never_slower_nor_smaller),
         cmocka_unit_test(no_uniform_plan_that_fits_is_faster),
@@ -525,11 +530,6 @@ int main(void)
         cmocka_unit_test(entries_state_their_bytes_and_time),
         cmocka_unit_test(long_chains_are_solved_too),
         cmocka_unit_test(it_fails_cleanly_out_of_memory),
-        cmocka_unit_test(a_uniform_plan_needs_no_graph),
-        cmocka_unit_test(windows_of_a_blind_plan_are_a_small_part_of_the_budget),
-        cmocka_unit_test(a_uniform_plan_of_no_technique_names_the_one_that_frees_most),
-        cmocka_unit_test(a_uniform_plan_fails_cleanly_out_of_memory),
-        cmocka_unit_test(a_uniform_plan_uses_its_technique_where_admitted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

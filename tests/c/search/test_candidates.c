@@ -171,6 +171,33 @@ static void candidates_are_the_golden_ones(void **state)
     assert_int_equal(fclose(golden), 0);
 }
 
+/* However long the chain is, one segment of all its layers is among the candidates. */
+static void the_whole_chain_is_a_segment_too(void **state)
+{
+    (void)state;
+    static const fixture_layer layer = {20 * MIB, 2 * MIB, 300000000, MIB, MS_NODE_CHAINED};
+    for (uint32_t layers = 2; layers <= 70; layers += layers / 2) {
+        fixture_chain chain = {.layer_count = layers, .layers = &layer, .uniform = true, .activation_bytes = 4 * MIB};
+        fixture_planning f = fixture_open(fixture_chain_graph(&chain));
+        f.config.mode = MS_MODE_CONSERVATIVE;
+        ms__search search;
+        open_search(&f, &search);
+        ms__families_segment(&search);
+        bool found = false;
+        for (size_t i = 0; i < search.count; i++) {
+            const uint8_t *row = ms__candidate_row(&search, i);
+            uint32_t inner = 0;
+            for (uint32_t node = 2; node <= layers; node++) {
+                inner += row[node] == MS_TECHNIQUE_RECOMPUTE_SEGMENT;
+            }
+            found = found || (row[1] == MS_TECHNIQUE_RECOMPUTE && inner == layers - 1);
+        }
+        assert_true(found);
+        ms__search_close(&search);
+        fixture_close(&f);
+    }
+}
+
 static void without_replays_only_what_must_be_added_is(void **state)
 {
     (void)state;
@@ -194,6 +221,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(candidates_of_random_steps_are_the_golden_ones),
+        cmocka_unit_test(the_whole_chain_is_a_segment_too),
         cmocka_unit_test(candidates_are_the_golden_ones),
         cmocka_unit_test(without_replays_only_what_must_be_added_is),
     };

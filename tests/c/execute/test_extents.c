@@ -195,23 +195,6 @@ static void the_write_window_bounds_held_bytes(void **state)
     }
 }
 
-/* Stores of exactly the window's bytes may be in flight: nothing waits until one more comes. */
-static void a_full_write_window_stalls_only_the_next_store(void **state)
-{
-    fixture *f = *state;
-    enum { LARGE = 4 << 20 };
-    ms_extent *extents[2];
-    set_windows(f, 2 * LARGE, 0);
-    for (unsigned i = 0; i < 2; i++) {
-        storage *item = storage_new(&f->host, LARGE, i);
-        extents[i] = store(f, item, 0);
-        storage_let_go(&f->host, item);
-    }
-    assert_int_equal(counter(f, MS_COUNTER_FORWARD_STALL_NS), 0);
-    ms_extent_drop(f->execute, extents[0], 0);
-    ms_extent_drop(f->execute, extents[1], 0);
-}
-
 static void fetches_run_ahead_in_reverse_within_their_window(void **state)
 {
     fixture *f = *state;
@@ -383,7 +366,6 @@ int main(void)
         TEST(a_handle_dropped_untaken_does_not_keep_fetched_bytes),
         TEST(a_search_for_the_next_fetch_ends_after_256_extents),
         TEST(the_write_window_bounds_held_bytes),
-        TEST(a_full_write_window_stalls_only_the_next_store),
         TEST(fetches_run_ahead_in_reverse_within_their_window),
         TEST(a_layers_own_extents_are_fetched_before_other_layers),
         TEST(unused_prefetches_are_released),

@@ -190,19 +190,23 @@ static void a_tier_that_hangs_keeps_the_bytes_of_its_stores(void **state)
     tier.timeout_ns = 20000000;
     host_table(&f->host, &table);
     assert_ms_ok(ms_execute_open(&table, &tier, &f->execute, &f->err), f->err);
-    set_windows(f, BYTES, 0);
+    set_windows(f, 2 * BYTES, 0);
     open_frame(f);
-    ms_extent *extents[2];
+    ms_extent *extents[3];
     ms_execute_stats stats;
     hold(f, true);
     store_apart(f, extents, 2);
-    ms_execute_get_stats(f->execute, &stats);
-    assert_int_equal(stats.storing_bytes, 2 * BYTES);
-    assert_int_equal(f->host.live_storages, 2);
+    assert_int_equal(counter(f, MS_COUNTER_FORWARD_STALL_NS), 0); /* the window may be full */
+    storage *item = storage_new(&f->host, BYTES, 2);
+    extents[2] = store(f, item, 0);
+    storage_let_go(&f->host, item);
     assert_true(counter(f, MS_COUNTER_FORWARD_STALL_NS) >= 20000000);
+    ms_execute_get_stats(f->execute, &stats);
+    assert_int_equal(stats.storing_bytes, 3 * BYTES);
+    assert_int_equal(f->host.live_storages, 3);
     hold(f, false);
     settle(f);
-    for (unsigned i = 0; i < 2; i++) {
+    for (unsigned i = 0; i < 3; i++) {
         uint64_t mark = 0;
         assert_true(take(f, extents[i], &mark, i));
         ms_extent_drop(f->execute, extents[i], mark);

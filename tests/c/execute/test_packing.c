@@ -133,6 +133,32 @@ static ms_execute_stats stats_of(fixture *f)
     return stats;
 }
 
+static uint32_t lines_of_bits;
+
+static void count_lines(void *context, ms_log_level level, const char *line)
+{
+    (void)context;
+    lines_of_bits += level == MS_LOG_INFO && strstr(line, "are kept as bits") != NULL;
+}
+
+static void the_first_step_with_bits_is_told_once(void **state)
+{
+    fixture *f = *state;
+    uint64_t step, step_ns;
+    lines_of_bits = 0;
+    ms_log_set_sink(count_lines, NULL);
+    ms_execute_boundary(f->execute, MS_BOUNDARY_OPTIMIZER, &step, &step_ns);
+    assert_int_equal(lines_of_bits, 0);
+    for (uint32_t i = 0; i < 2; i++) {
+        ms_extent *extent = send_away(f, mask_new(f));
+        assert_true(ms_extent_is_packed(extent));
+        ms_extent_drop(f->execute, extent, 0);
+        ms_execute_boundary(f->execute, MS_BOUNDARY_OPTIMIZER, &step, &step_ns);
+        assert_int_equal(lines_of_bits, 1);
+    }
+    ms_log_set_sink(NULL, NULL);
+}
+
 static void a_mask_becomes_bits_and_is_not_moved(void **state)
 {
     fixture *f = *state;
@@ -421,6 +447,7 @@ static void refused_memory_for_the_bytes_is_reported(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        PACKING_TEST(the_first_step_with_bits_is_told_once),
         PACKING_TEST(a_mask_becomes_bits_and_is_not_moved),
         PACKING_TEST(a_live_mask_is_shared),
         PACKING_TEST(a_retained_graph_unpacks_again),

@@ -290,6 +290,31 @@ static void every_entry_is_explained(void **state)
     ms_plan_free(plan);
 }
 
+/* The 24 largest parts of a peak have lines of their own, the others one together. */
+static void the_largest_parts_of_a_peak_are_listed(void **state)
+{
+    (void)state;
+    enum { SHOWN = 24, ALL = SHOWN + 2 };
+    ms_plan *plan = some_plan(1400 * MIB);
+    ms_peak_part *own = plan->why.parts, parts[ALL];
+    uint32_t own_count = plan->why.part_count;
+    for (uint32_t i = 0; i < ALL; i++) {
+        parts[i] = (ms_peak_part){.kind = MS_PEAK_SAVED, .node = 1, .storages = 1, .bytes = (ALL - i) * MIB};
+    }
+    plan->why.parts = parts;
+    for (uint32_t count = SHOWN - 1; count <= ALL; count++) {
+        plan->why.part_count = count;
+        char *text = ms_plan_explain(plan, -1), more[16];
+        snprintf(more, sizeof more, "  %u more\n", count - SHOWN);
+        assert_non_null(text);
+        assert_int_equal(strstr(text, count > SHOWN ? more : " more\n") != NULL, count > SHOWN);
+        ms_free(text);
+    }
+    plan->why.parts = own;
+    plan->why.part_count = own_count;
+    ms_plan_free(plan);
+}
+
 static void texts_fail_cleanly_out_of_memory(void **state)
 {
     (void)state;
@@ -319,6 +344,7 @@ int main(void)
         cmocka_unit_test(reading_and_writing_fail_cleanly_out_of_memory),
         cmocka_unit_test(the_table_names_need_budget_and_layers),
         cmocka_unit_test(every_entry_is_explained),
+        cmocka_unit_test(the_largest_parts_of_a_peak_are_listed),
         cmocka_unit_test(texts_fail_cleanly_out_of_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -50,6 +50,7 @@ CHANGES = (
     *((" += ", " -= "), (" -= ", " += "), ("return true;", "return false;"), ("return false;", "return true;")),
     *(("ms__max_u64(", "ms__min_u64("), ("ms__min_u64(", "ms__max_u64("), ("continue;", "break;"), ("if (!", "if (")),
 )
+_ENDS_AT_FINDINGS = {"UBSAN_OPTIONS": "halt_on_error=1"}  # as meson test sets it; otherwise a finding is only printed
 _QUICK = ("-Dshared=false", "-Ddebug=false", "-Doptimization=1")  # to build: that takes as long as most tests
 _TIMES_UNCHANGED = 10  # a mutant may loop for ever: a test gets this many times what it takes unchanged
 _SECONDS_LEAST = 5  # of processor time: that of a busy machine is the same as that of an idle one
@@ -146,7 +147,7 @@ class Test:
         run = subprocess.Popen(
             self.command,
             cwd=self.folder,
-            env={**os.environ, **self.environment, "MEMSCALE_MUTANT": str(number)},
+            env={**_ENDS_AT_FINDINGS, **os.environ, **self.environment, "MEMSCALE_MUTANT": str(number)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,

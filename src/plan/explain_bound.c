@@ -5,10 +5,12 @@
  * Why it holds. Take the event at which the step with everything kept peaks. At that event, a plan that fits
  * holds the bytes of that step less those its nodes gave up, so they gave up at least the excess over the
  * budget. A storage is freed only if every node that keeps it gives it up, so a node is credited with its
- * share (bytes / keepers). Work never takes less time than with everything kept. Giving up costs at least the
- * time of recompute, the handling of transfers, or the packing of bits, which a node may combine with any
- * other technique. Each node's cost over bytes is replaced by its lower convex hull, and all hulls are filled
- * cheapest first: a relaxation of the choice. The smallest bound over the sets of step options counts.
+ * share (bytes / keepers). A forward that waits for its backward holds what the step holds at the end of its
+ * forward: a node is credited with its share of that too, for each such forward. Work never takes less time
+ * than with everything kept. Giving up costs at least the time of recompute, the handling of transfers, or
+ * the packing of bits, which a node may combine with any other technique. Each node's cost over bytes is
+ * replaced by its lower convex hull, and all hulls are filled cheapest first: a relaxation of the choice. The
+ * smallest bound over the sets of step options counts.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -23,9 +25,9 @@ typedef struct offer {
 
 typedef struct step_bound {
     ms__search *search;
-    uint32_t *keepers;   /* nodes that hold it at the event if all is kept */
-    uint8_t *natural;    /* 1: live under every technique */
-    uint8_t *held;       /* [slot_count] 1: the slot holds its storage at the event */
+    uint32_t *keepers;   /* nodes that hold it if all is kept */
+    uint64_t *shares;    /* [slot_count] bytes that the node's giving up frees: at the event, and in each forward that
+                          * waits; 0: none */
     uint64_t *again_ns;  /* [node_count] */
     offer *offers;       /* [node_count][MS_TECHNIQUE_COUNT]; 0 bytes: none */
     offer *slices;       /* [node_count * MS_TECHNIQUE_COUNT + slot_count] pieces of the hulls, and bits */
@@ -40,19 +42,38 @@ static uint32_t slot_instance(const ms__sim_node *node, uint32_t slot)
 
 /* ---- storages held at the peak with everything kept ---------------------------------------- */
 
-static void bound_look_at_kept(const ms__sim *sim, void *context)
+/* Adds each node's share of what it holds now, `times` times. What lives under every technique frees nothing. */
+static void add_shares(const ms__sim *sim, step_bound *b, uint64_t times)
 {
-    step_bound *b = context;
-    for (uint32_t i = 0; i < sim->instance_count; i++) {
-        b->natural[i] = sim->instances[i].natural;
+    memset(b->keepers, 0, sim->instance_count * sizeof *b->keepers);
+    for (uint32_t i = 0; i < sim->node_count; i++) {
+        const ms__sim_node *node = &sim->nodes[i];
+        for (uint32_t s = 0; s < node->profile->save_count; s++) {
+            b->keepers[slot_instance(node, s)] += sim->slots[node->first_slot + s].state == MS__SLOT_HELD;
+        }
     }
     for (uint32_t i = 0; i < sim->node_count; i++) {
         const ms__sim_node *node = &sim->nodes[i];
         for (uint32_t s = 0; s < node->profile->save_count; s++) {
-            b->held[node->first_slot + s] = sim->slots[node->first_slot + s].state == MS__SLOT_HELD;
-            b->keepers[slot_instance(node, s)] += b->held[node->first_slot + s];
+            uint32_t instance = slot_instance(node, s);
+            if (sim->slots[node->first_slot + s].state == MS__SLOT_HELD && !sim->instances[instance].natural) {
+                uint64_t share = ms__div_up(sim->instance_bytes[instance], b->keepers[instance]);
+                uint64_t *shares = &b->shares[node->first_slot + s];
+                *shares = ms__add_sat(*shares, ms__mul_sat(share, times));
+            }
         }
     }
+}
+
+static void bound_look_at_kept(const ms__sim *sim, void *context)
+{
+    add_shares(sim, context, 1);
+}
+
+/* Called between forward and backward: each forward that waits holds as much. */
+static void bound_look_at_waiting(const ms__sim *sim, void *context)
+{
+    add_shares(sim, context, sim->graph->loop.pending_forwards);
 }
 
 /* ---- bytes that nodes can give up -------------------------------------------------------------- */
@@ -77,13 +98,13 @@ static void bound_look_at_given_up(const ms__sim *sim, void *context)
         offer given = {0, 0};
         for (uint32_t s = 0; s < node->profile->save_count; s++) {
             uint32_t instance = slot_instance(node, s), state = sim->slots[node->first_slot + s].state;
-            if (!b->held[node->first_slot + s] || b->natural[instance] || node_keeps(sim, node, instance)) {
+            uint64_t share = b->shares[node->first_slot + s];
+            if (share == 0 || node_keeps(sim, node, instance)) {
                 continue;
             }
-            uint64_t share = ms__div_up(sim->instance_bytes[instance], b->keepers[instance]);
             given.bytes = ms__add_sat(given.bytes, share);
             /* If several nodes move a storage, one pays. */
-            given.ns += state == MS__SLOT_AWAY ? MS__HANDLING_NS / b->keepers[instance] : 0;
+            given.ns += state == MS__SLOT_AWAY ? MS__HANDLING_NS / ms__max_u64(b->keepers[instance], 1) : 0;
         }
         if (sim->choices->technique[i] != MS_TECHNIQUE_KEEP) {
             b->offers[(size_t)i * MS_TECHNIQUE_COUNT + sim->choices->technique[i]] = given;
@@ -169,11 +190,9 @@ static size_t cut_bits(const step_bound *b, uint32_t index, offer *slices)
     bool may = ms__search_packs(b->search, index) > 0;
     for (uint32_t s = 0; may && s < node->profile->save_count; s++) {
         const ms__sim_bits *bits = &node->profile->bits[s];
-        uint32_t instance = slot_instance(node, s);
-        if (bits->rank > 0 && b->held[node->first_slot + s] && !b->natural[instance]) {
-            uint64_t keepers = b->keepers[instance];
-            slices[made++] = (offer){ms__div_up(sim->instance_bytes[instance], keepers),
-                                     ms__add_sat(bits->pack_ns, bits->unpack_ns) / keepers};
+        uint64_t share = b->shares[node->first_slot + s], keepers = b->keepers[slot_instance(node, s)];
+        if (bits->rank > 0 && share > 0) {
+            slices[made++] = (offer){share, ms__add_sat(bits->pack_ns, bits->unpack_ns) / ms__max_u64(keepers, 1)};
         }
     }
     return made;
@@ -219,8 +238,7 @@ static uint64_t bound_of_step(step_bound *b, uint32_t step, uint64_t allowed_byt
     ms__sim *sim = search->sim;
     ms__outcome kept, again;
     ms__search_keep_all(search);
-    memset(b->keepers, 0, sim->instance_count * sizeof *b->keepers);
-    memset(b->held, 0, sim->slot_count);
+    memset(b->shares, 0, sim->slot_count * sizeof *b->shares);
     memset(b->offers, 0, (size_t)search->node_count * MS_TECHNIQUE_COUNT * sizeof *b->offers);
     ms_choices choices = ms__search_choices(search, search->scratch, 0, 0);
     sim->in_full = true;
@@ -229,6 +247,10 @@ static uint64_t bound_of_step(step_bound *b, uint32_t step, uint64_t allowed_byt
     if (kept.replay.peak_bytes <= allowed_bytes) {
         sim->in_full = false;
         return work;
+    }
+    if (sim->graph->loop.pending_forwards > 0) {
+        sim->watch = (ms__watch){.at_boundary = true, .look = bound_look_at_waiting, .context = b};
+        ms__sim_run(sim, &choices, &again, NULL);
     }
     sim->watch = (ms__watch){.tick = kept.peak_tick, .look = bound_look_at_kept, .context = b};
     ms__sim_run(sim, &choices, &again, NULL);
@@ -258,13 +280,12 @@ static int bound_allocate(step_bound *b)
     size_t nodes = b->search->node_count, instances, slots;
     most_of_steps(b->search, &instances, &slots);
     b->keepers = ms_calloc(instances, sizeof *b->keepers);
-    b->natural = ms_calloc(instances, 1);
-    b->held = ms_calloc(slots, 1);
+    b->shares = ms_calloc(slots, sizeof *b->shares);
     b->again_ns = ms_calloc(nodes, sizeof *b->again_ns);
     b->offers = ms_calloc(nodes * MS_TECHNIQUE_COUNT, sizeof *b->offers);
     b->slices = ms_calloc(nodes * MS_TECHNIQUE_COUNT + slots, sizeof *b->slices);
-    bool complete = b->keepers != NULL && b->natural != NULL && b->held != NULL && b->again_ns != NULL &&
-                    b->offers != NULL && b->slices != NULL;
+    bool complete =
+        b->keepers != NULL && b->shares != NULL && b->again_ns != NULL && b->offers != NULL && b->slices != NULL;
     return complete ? MS_OK : MS_ENOMEM;
 }
 
@@ -280,8 +301,7 @@ int ms__explain_bound(ms__search *search, const ms__variant *chosen, ms_plan *pl
         plan->why.lower_bound_ns = least == UINT64_MAX ? 0 : least;
     }
     ms_free(b.keepers);
-    ms_free(b.natural);
-    ms_free(b.held);
+    ms_free(b.shares);
     ms_free(b.again_ns);
     ms_free(b.offers);
     ms_free(b.slices);

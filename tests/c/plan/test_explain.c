@@ -60,6 +60,7 @@ static void parts_sum_to_the_peak_at_every_budget(void **state)
         }
         f.graph->loop.external_loss_bytes = which == 2 ? 33 * MIB : 0;
         f.graph->loop.outputs_held = f.graph->loop.gradients_live_in_forward = which == 3;
+        ms_graph_pend(f.graph, which % 3 == 2 ? 2 : 0);
         uint64_t smallest = fixture_smallest_budget(&f), need = fixture_need(&f);
         for (uint64_t k = 0; k < BUDGETS; k++) {
             ms_plan *plan = fixture_plan_at(&f, budget_number(smallest, need, k));

@@ -92,6 +92,48 @@ static void a_replaced_state_continues(void **state)
     twin_close(&t);
 }
 
+static void arrays_that_a_replacement_lacks_get_their_first_values(void **state)
+{
+    (void)state;
+    ms_error err = {0};
+    ms_optimizer_stream *stream = twin_stream(UINT64_MAX);
+    twin t;
+    twin_open(&t, stream, twin_plain(BIG), 7);
+    twin_step_memory(&t, 1);
+    ms_adamw_tensor source = t.memory;
+    source.exp_avg = NULL;
+    assert_ms_ok(ms_optimizer_stream_put(stream, t.id, &source, &err), err);
+    memset(t.memory.exp_avg, 0, BIG * sizeof(float));
+    twin_assert_state(stream, &t);
+    ms_optimizer_stream_close(stream);
+    twin_close(&t);
+}
+
+/* An array whose offset is UINT64_MAX is not written. */
+static void an_export_skips_arrays_that_have_no_place(void **state)
+{
+    (void)state;
+    ms_error err = {0};
+    ms_optimizer_stream *stream = twin_stream(UINT64_MAX);
+    twin t;
+    twin_open(&t, stream, twin_plain(BIG), 7);
+    twin_step_memory(&t, 1);
+    assert_ms_ok(twins_step_disk(stream, &t, 1, &err), err);
+    uint64_t bytes[MS_PART_COUNT], offsets[MS_PART_COUNT];
+    assert_ms_ok(ms_optimizer_stream_part_bytes(stream, t.id, bytes, &err), err);
+    FILE *file = tmpfile();
+    assert_non_null(file);
+    memset(offsets, 0xff, sizeof offsets);
+    assert_ms_ok(ms_optimizer_stream_export(stream, t.id, fileno(file), offsets, &err), err);
+    assert_int_equal(lseek(fileno(file), 0, SEEK_END), 0);
+    offsets[MS_PART_EXP_AVG_SQ] = 100;
+    assert_ms_ok(ms_optimizer_stream_export(stream, t.id, fileno(file), offsets, &err), err);
+    assert_int_equal(lseek(fileno(file), 0, SEEK_END), 100 + bytes[MS_PART_EXP_AVG_SQ]);
+    fclose(file);
+    ms_optimizer_stream_close(stream);
+    twin_close(&t);
+}
+
 static uint64_t bytes_read(ms_optimizer_stream *stream)
 {
     ms_optimizer_stream_stats stats;
@@ -441,6 +483,8 @@ int main(void)
         TEST(every_form_has_the_bits_of_memory),
         TEST(updates_may_come_in_another_order_than_expected),
         TEST(a_replaced_state_continues),
+        TEST(arrays_that_a_replacement_lacks_get_their_first_values),
+        TEST(an_export_skips_arrays_that_have_no_place),
         TEST(reading_runs_ahead_of_updates),
         TEST(space_and_buffers_are_bounded_and_freed),
         TEST(faults_change_no_number),

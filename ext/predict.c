@@ -9,12 +9,15 @@ static PyObject *predict_hf_graph(PyObject *module, PyObject *args)
     (void)module;
     const char *config;
     unsigned long long batch, seq;
-    if (!PyArg_ParseTuple(args, "sKK:predict_hf_graph", &config, &batch, &seq)) {
+    int half = 0;
+    if (!PyArg_ParseTuple(args, "sKK|p:predict_hf_graph", &config, &batch, &seq, &half)) {
         return NULL;
     }
     ms_error err;
     ms_graph *graph = NULL;
-    int rc = ms_predict_hf_graph(config, batch, seq, &graph, &err);
+    ms_part_traffic none;
+    const ms_part part = {.tensor_ranks = 1, .stages = 1, .microbatches = 1, .is_half = half != 0};
+    int rc = ms_predict_hf_part(config, batch, seq, &part, &graph, &none, &err);
     if (ms_ext_check(rc, &err) != 0) {
         return NULL;
     }
@@ -25,9 +28,10 @@ static PyObject *predict_hf_graph(PyObject *module, PyObject *args)
 
 static PyMethodDef methods[] = {
     MS_EXT_FUNCTION(
-        "predict_hf_graph", predict_hf_graph, METH_VARARGS, "config, batch, seq, /", "(str, int, int) -> str",
+        "predict_hf_graph", predict_hf_graph, METH_VARARGS, "config, batch, seq, half=False, /",
+        "(str, int, int, bool) -> str",
         "The graph of a training step of a Hugging Face model with sequences of `seq` tokens. `config` is the text of "
-        "its config.json."),
+        "its config.json. `half`: in BF16, with AdamW's state in FP32."),
     {NULL, NULL, 0, NULL},
 };
 

@@ -856,9 +856,9 @@ def policy_shipped() -> str:
 def policy_tables() -> tuple[list[str], list[tuple[str, str, bool, bool, int]]]:
     """Names of the features; the strategies: name, mode, recomputes, moves, permille of the search."""
 
-def predict_hf_graph(config: str, batch: int, seq: int, /) -> str:
+def predict_hf_graph(config: str, batch: int, seq: int, half: bool = False, /) -> str:
     """The graph of a training step of a Hugging Face model with sequences of `seq` tokens. `config` is the text of its
-    config.json.
+    config.json. `half`: in BF16, with AdamW's state in FP32.
     """
 
 def process_memory() -> dict[str, int]:

@@ -43,11 +43,41 @@ static layer_weights make_weights(ms__tape *tape, const ms__model *m)
     return w;
 }
 
+/* ---- the exchange of ranks that divide each layer ---------------------------------------- */
+
+/* The stream as input of linear layers that are divided by columns. Divided by tokens, it is gathered once for all of
+ * them; otherwise each of them sums its gradients. */
+static ms__value enter_columns(ms__tape *tape, const ms__model *m, ms__value x)
+{
+    return m->by_sequence ? ms__gathered(tape, x) : ms__alias(tape, x, ms__shape_at(tape, x));
+}
+
+static ms__value by_columns(ms__tape *tape, const ms__model *m, ms__value x, ms__value w, ms__value bias,
+                            uint64_t width)
+{
+    if (m->shares == 1 || m->by_sequence) {
+        return ms__linear(tape, x, w, bias, width);
+    }
+    ms__value own = ms__spread(tape, x), out = ms__linear(tape, own, w, bias, width);
+    ms__drop(tape, own);
+    return out;
+}
+
+/* The ranks' parts of the stream become the stream. */
+static ms__value leave_rows(ms__tape *tape, const ms__model *m, ms__value part)
+{
+    ms__value out = m->by_sequence ? ms__scattered(tape, part) : ms__reduced(tape, part);
+    ms__drop(tape, part);
+    return out;
+}
+
+/* ---- layers ---------------------------------------------------------------------------------- */
+
 /* Queries or keys as heads, normalized if the family does. */
 static ms__value project(ms__tape *tape, const ms__model *m, ms__value x, ms__value w, ms__value bias, uint64_t heads,
                          ms__value norm)
 {
-    ms__value flat = ms__linear(tape, x, w, bias, heads * m->head_width), made;
+    ms__value flat = by_columns(tape, m, x, w, bias, heads * m->head_width), made;
     if (norm == 0) {
         made = ms__heads(tape, flat, heads, true);
     } else {
@@ -73,11 +103,12 @@ static ms__value rotate(ms__tape *tape, ms__value x, ms__value cos, ms__value si
     return out;
 }
 
-static ms__value attend(ms__tape *tape, const ms__model *m, const layer_weights *w, ms__value x, const frame *at)
+static ms__value attend(ms__tape *tape, const ms__model *m, const layer_weights *w, ms__value stream, const frame *at)
 {
+    ms__value x = enter_columns(tape, m, stream);
     ms__value q = project(tape, m, x, w->q, w->q_bias, m->heads, w->q_norm);
     ms__value k = project(tape, m, x, w->k, w->k_bias, m->key_heads, w->k_norm);
-    ms__value flat = ms__linear(tape, x, w->v, w->v_bias, m->key_heads * m->head_width);
+    ms__value flat = by_columns(tape, m, x, w->v, w->v_bias, m->key_heads * m->head_width);
     /* If heads are repeated, the sum of their gradients is laid out by heads. */
     ms__value v = ms__heads(tape, flat, m->key_heads, at->mask != 0 && m->heads != m->key_heads);
     ms__drop(tape, flat);
@@ -85,24 +116,27 @@ static ms__value attend(ms__tape *tape, const ms__model *m, const layer_weights 
     ms__drop(tape, q);
     ms__drop(tape, k);
     ms__value mixed = ms__attention(tape, q_turned, k_turned, v, at->mask);
-    ms__value out = ms__linear(tape, mixed, w->o, w->o_bias, m->width);
+    ms__value out = leave_rows(tape, m, ms__linear(tape, mixed, w->o, w->o_bias, m->width));
     ms__drop(tape, mixed);
     ms__drop(tape, q_turned);
     ms__drop(tape, k_turned);
     ms__drop(tape, v);
+    ms__drop(tape, x);
     return out;
 }
 
-static ms__value feed_forward(ms__tape *tape, const ms__model *m, const layer_weights *w, ms__value x)
+static ms__value feed_forward(ms__tape *tape, const ms__model *m, const layer_weights *w, ms__value stream)
 {
-    ms__value gate = ms__linear(tape, x, w->gate, w->gate_bias, m->inner);
+    ms__value x = enter_columns(tape, m, stream);
+    ms__value gate = by_columns(tape, m, x, w->gate, w->gate_bias, m->inner);
     ms__value open = ms__activate(tape, gate, m->activation);
     ms__drop(tape, gate);
-    ms__value up = ms__linear(tape, x, w->up, w->up_bias, m->inner), both = ms__mul(tape, open, up);
+    ms__value up = by_columns(tape, m, x, w->up, w->up_bias, m->inner), both = ms__mul(tape, open, up);
     ms__drop(tape, open);
     ms__drop(tape, up);
-    ms__value out = ms__linear(tape, both, w->down, w->down_bias, m->width);
+    ms__value out = leave_rows(tape, m, ms__linear(tape, both, w->down, w->down_bias, m->width));
     ms__drop(tape, both);
+    ms__drop(tape, x);
     return out;
 }
 
@@ -130,11 +164,15 @@ static void make_rotations(ms__tape *tape, const ms__model *m, ms__value frequen
     ms__value angles = ms__constant(tape, half, 4, as_floats, frequencies);
     ms__drop(tape, as_floats);
     ms__value twice = ms__constant(tape, whole, 4, angles, angles), bare = ms__constant(tape, whole, 4, twice, 0);
-    at->cos = ms__constant(tape, whole, 4, bare, 0);
+    ms__value cos = ms__constant(tape, whole, 4, bare, 0);
     ms__drop(tape, bare);
     bare = ms__constant(tape, whole, 4, twice, 0);
-    at->sin = ms__constant(tape, whole, 4, bare, 0);
+    ms__value sin = ms__constant(tape, whole, 4, bare, 0);
     ms__drop(tape, bare);
+    at->cos = ms__convert(tape, cos, tape->real_bytes);
+    at->sin = ms__convert(tape, sin, tape->real_bytes);
+    ms__drop(tape, cos);
+    ms__drop(tape, sin);
     ms__drop(tape, angles);
     ms__drop(tape, twice);
 }
@@ -229,13 +267,13 @@ static void enter_layer(ms__tape *tape, const ms__model *m, uint64_t index, ms__
 static ms__value run_layers(ms__tape *tape, const ms__model *m, ms__value embedded, const frame *shared)
 {
     ms__value x = embedded;
-    for (uint64_t i = 0; i < m->layers && tape->rc == MS_OK; i++) {
+    for (uint64_t i = m->first_layer; i < m->end_layer && tape->rc == MS_OK; i++) {
         frame at = *shared;
         at.mask = m->windowed[i] ? shared->mask : 0;
         layer_weights w = make_weights(tape, m);
         enter_layer(tape, m, i, x, &at);
         ms__value next = run_layer(tape, m, &w, x, &at);
-        ms__leave_layer(tape, i + 1 == m->layers);
+        ms__leave_layer(tape, i + 1 == m->end_layer);
         if (x != embedded) {
             ms__drop(tape, x);
         }
@@ -255,17 +293,44 @@ static void drop_frame(ms__tape *tape, const ms__model *m, ms__value x, ms__valu
     }
 }
 
+/* What the stage begins with: the embedded words, or the stream of the stage before it. */
+static ms__value begin_stage(ms__tape *tape, const ms__model *m, ms__value embedding, ms__value input)
+{
+    uint64_t tokens = m->by_sequence ? m->seq / m->shares : m->seq;
+    if (m->first_layer > 0) {
+        return ms__received(tape, MS__SHAPE(m->batch, tokens, m->width), m->microbatches, true);
+    }
+    ms__value words = ms__divided_embedding(tape, embedding, input, m->vocabulary);
+    return m->shares > 1 ? leave_rows(tape, m, words) : words;
+}
+
+static ms__value end_stage(ms__tape *tape, const ms__model *m, ms__value normal, ms__value head, ms__value labels,
+                           ms__value *loss)
+{
+    ms__value x = enter_columns(tape, m, normal), logits;
+    if (m->shares == 1) {
+        logits = ms__logits(tape, x, head, 0, m->words);
+        *loss = ms__loss(tape, logits, labels, true);
+    } else {
+        logits = by_columns(tape, m, x, head, 0, m->words);
+        *loss = ms__divided_loss(tape, logits, labels);
+    }
+    ms__drop(tape, x);
+    return logits;
+}
+
 void ms__write_decoder(ms__tape *tape, const ms__model *m)
 {
     ms__shape ids = MS__SHAPE(m->batch, m->seq), frequencies_of = MS__SHAPE(m->head_width / 2);
-    ms__value input = ms__resident(tape, ids, 8, MS_RESIDENT_BATCH),
-              labels = ms__resident(tape, ids, 8, MS_RESIDENT_BATCH);
-    ms__value embedding = ms__parameter(tape, MS__SHAPE(m->vocabulary, m->width));
-    ms__value norm = ms__parameter(tape, MS__SHAPE(m->width));
-    ms__value head = m->tied ? embedding : ms__parameter(tape, MS__SHAPE(m->vocabulary, m->width));
+    bool is_first = m->first_layer == 0, is_last = m->end_layer == m->layers;
+    ms__value input = is_first ? ms__resident(tape, ids, 8, MS_RESIDENT_BATCH) : 0;
+    ms__value labels = is_last ? ms__resident(tape, ids, 8, MS_RESIDENT_BATCH) : 0;
+    ms__value embedding = is_first ? ms__parameter(tape, MS__SHAPE(m->words, m->width)) : 0;
+    ms__value norm = is_last ? ms__parameter(tape, MS__SHAPE(m->width)) : 0;
+    ms__value head = m->tied ? embedding : is_last ? ms__parameter(tape, MS__SHAPE(m->words, m->width)) : 0;
     ms__value frequencies = ms__resident(tape, frequencies_of, 4, MS_RESIDENT_BUFFER);
     ms__resident(tape, frequencies_of, 4, MS_RESIDENT_BUFFER);
-    ms__value embedded = ms__embedding(tape, embedding, input);
+    ms__value embedded = begin_stage(tape, m, embedding, input), loss;
     frame shared = {.positions = count_from(tape, m->seq)};
     shared.mask = look_for_mask(tape, m, shared.positions);
     if (m->dynamic_rope) {
@@ -273,10 +338,15 @@ void ms__write_decoder(ms__tape *tape, const ms__model *m)
     }
     make_rotations(tape, m, frequencies, &shared);
     ms__value x = run_layers(tape, m, embedded, &shared);
+    if (!is_last) {
+        ms__value out = ms__alias(tape, x, ms__shape_at(tape, x));
+        drop_frame(tape, m, x, embedded, &shared);
+        ms__finish_stage(tape, m, out);
+        return;
+    }
     ms__value normal = ms__rms_norm(tape, x, norm);
     drop_frame(tape, m, x, embedded, &shared);
-    ms__value logits = ms__logits(tape, normal, head, 0, m->vocabulary);
-    ms__value loss = ms__loss(tape, logits, labels, true);
+    ms__value logits = end_stage(tape, m, normal, head, labels, &loss);
     ms__drop(tape, normal);
     ms__finish_step(tape, logits, loss);
 }

@@ -104,12 +104,45 @@ void ms__finish_step(ms__tape *tape, ms__value logits, ms__value loss)
     ms__drop(tape, loss);
 }
 
+void ms__finish_stage(ms__tape *tape, const ms__model *m, ms__value out)
+{
+    ms__value seed = ms__received(tape, ms__shape_at(tape, out), m->microbatches, false);
+    set_output(tape, out);
+    set_phase(tape, MS_TRACE_LOSS);
+    ms__value held = ms__alias(tape, out, ms__shape_at(tape, out));
+    ms__drop(tape, out);
+    set_phase(tape, MS_TRACE_BACKWARD);
+    ms__backward_from(tape, held, seed);
+    set_phase(tape, MS_TRACE_DONE);
+    ms__drop(tape, held);
+}
+
 /* ---- the graph -------------------------------------------------------------------------------- */
 
-static int write_step(const ms__model *m, ms_graph **graph, ms_error *err)
+/* The schedule holds a stage's output until its backward, and adds each microbatch's gradients to those before. */
+static void set_schedule(ms_graph *graph, const ms_part *part)
+{
+    uint32_t after = part->stages - part->stage - 1;
+    graph->loop.observed = graph->loop.outputs_held = graph->loop.gradients_live_in_forward = true;
+    graph->loop.gradients_needed = true;
+    ms_graph_pend(graph, after < part->microbatches ? after : part->microbatches - 1);
+}
+
+static ms_part_traffic traffic_of(const ms__tape *tape, const ms__model *m, const ms_part *part)
+{
+    uint64_t ranks = part->tensor_ranks;
+    uint64_t tokens = m->seq / (m->by_sequence ? ranks : 1),
+             neighbours = (part->stage > 0) + (part->stage + 1 < part->stages);
+    uint64_t stream = ms__mul_sat(ms__mul_sat(m->batch, tokens), ms__mul_sat(m->width, tape->real_bytes));
+    return (ms_part_traffic){.tensor_bytes = ms__mul_div(tape->moved_bytes, ranks - 1, ranks),
+                             .stage_bytes = ms__mul_sat(stream, neighbours)};
+}
+
+static int write_step(const ms__model *m, const ms_part *part, ms_graph **graph, ms_part_traffic *traffic,
+                      ms_error *err)
 {
     const family_row *row = &families[m->family];
-    ms__tape tape = {.err = err, .differentiates = true};
+    ms__tape tape = {.err = err, .differentiates = true, .ranks = m->shares, .real_bytes = part->is_half ? 2 : 4};
     char signature[160];
     snprintf(signature, sizeof signature,
              "input_ids:int64[%" PRIu64 ",%" PRIu64 "],labels:int64[%" PRIu64 ",%" PRIu64 "]%s", m->batch, m->seq,
@@ -122,11 +155,18 @@ static int write_step(const ms__model *m, ms_graph **graph, ms_error *err)
     if (rc == MS_OK) {
         rc = ms_trace_finish(tape.trace, graph, err);
     }
+    if (rc == MS_OK) {
+        *traffic = traffic_of(&tape, m, part);
+    }
+    if (rc == MS_OK && part->stages > 1) {
+        set_schedule(*graph, part);
+    }
     ms__tape_clear(&tape);
     return rc;
 }
 
-int ms_predict_hf_graph(const char *config_json, uint64_t batch, uint64_t seq, ms_graph **graph, ms_error *err)
+int ms_predict_hf_part(const char *config_json, uint64_t batch, uint64_t seq, const ms_part *part, ms_graph **graph,
+                       ms_part_traffic *traffic, ms_error *err)
 {
     json_t *tree;
     ms__json_at root;
@@ -140,5 +180,15 @@ int ms_predict_hf_graph(const char *config_json, uint64_t batch, uint64_t seq, m
     }
     rc = ms__read_model(&root, &model);
     json_decref(tree);
-    return rc == MS_OK ? write_step(&model, graph, err) : rc;
+    if (rc == MS_OK) {
+        rc = ms__divide_model(&model, part, err);
+    }
+    return rc == MS_OK ? write_step(&model, part, graph, traffic, err) : rc;
+}
+
+int ms_predict_hf_graph(const char *config_json, uint64_t batch, uint64_t seq, ms_graph **graph, ms_error *err)
+{
+    static const ms_part whole = {.tensor_ranks = 1, .stages = 1, .microbatches = 1};
+    ms_part_traffic none;
+    return ms_predict_hf_part(config_json, batch, seq, &whole, graph, &none, err);
 }

@@ -55,6 +55,12 @@ ms__shape ms__shape_at(const ms__tape *tape, ms__value value)
     return there ? tape->values.items[value].shape : (ms__shape){.rank = 1};
 }
 
+uint32_t ms__item_at(const ms__tape *tape, ms__value value)
+{
+    bool there = value != 0 && value < tape->values.count;
+    return there ? tape->values.items[value].item_bytes : tape->real_bytes;
+}
+
 /* ---- values --------------------------------------------------------------------------- */
 
 static uint32_t push_storage(ms__tape *tape, uint64_t bytes, bool resident)
@@ -108,13 +114,28 @@ ms__value ms__resident(ms__tape *tape, ms__shape shape, uint32_t item_bytes, ms_
 
 ms__value ms__parameter(ms__tape *tape, ms__shape shape)
 {
-    ms__value made = ms__resident(tape, shape, 4, MS_RESIDENT_PARAMETER);
+    ms__value made = ms__resident(tape, shape, tape->real_bytes, MS_RESIDENT_PARAMETER);
     if (tape->rc == MS_OK) {
         ms__leaf leaf = {.shape = shape, .storage = tape->values.items[made].storage};
         ms__fail_tape(tape, MS__PUSH(&tape->leaves, leaf));
     }
     if (tape->rc == MS_OK) {
         tape->values.items[made].function = -1 - (int32_t)tape->leaves.count;
+    }
+    return made;
+}
+
+ms__value ms__received(ms__tape *tape, ms__shape shape, uint64_t buffers, bool is_leaf)
+{
+    ms__shape all = MS__SHAPE(buffers, ms__shape_items(&shape));
+    ms__value made = ms__resident(tape, all, tape->real_bytes, MS_RESIDENT_BUFFER);
+    if (tape->rc == MS_OK && is_leaf) {
+        ms__leaf leaf = {.shape = shape, .storage = tape->values.items[made].storage, .is_input = true};
+        ms__fail_tape(tape, MS__PUSH(&tape->leaves, leaf));
+    }
+    if (tape->rc == MS_OK) {
+        tape->values.items[made].shape = shape;
+        tape->values.items[made].function = is_leaf ? -1 - (int32_t)tape->leaves.count : MS__NO_FUNCTION;
     }
     return made;
 }
@@ -201,6 +222,8 @@ void ms__ran(ms__tape *tape, const char *name, size_t inputs, size_t outputs, co
         for (uint32_t d = 0; d < tensor->shape.rank; d++) {
             operand->size[d] = tensor->shape.size[d];
         }
+        bool is_half_result = i >= inputs && tensor->item_bytes == 2;
+        operand->precision = is_half_result ? MS_PRECISION_BF16 : MS_PRECISION_AS_IS;
         taken += i < inputs;
     }
     ms__fail_tape(tape, ms_trace_op(tape->trace, name, made, taken, made + taken, given - taken, tape->err));

@@ -10,6 +10,7 @@
  *   models.h          shared by the five files above
  *   tape.c            values, storages and their reports
  *   tape_forward.c    operators: their allocations and autograd's saves
+ *   tape_ranks.c      operators that exchange values with other ranks
  *   tape_backward.c   their derivatives, in autograd's order
  *
  * A value is a tensor that a Python variable holds; ms__drop() ends the variable. The tape keeps the first failure;
@@ -51,7 +52,13 @@ typedef enum ms__derivative {
     MS__D_PART,      /* of one of the three parts of a split value */
     MS__D_SPLIT,
     MS__D_EMBEDDING,
-    MS__D_LOSS
+    MS__D_LOSS,
+    MS__D_CONVERT,      /* to another type */
+    MS__D_SPREAD, /* of a value that all ranks have, and each uses differently: the sum of the ranks' gradients */
+    MS__D_GATHER, /* of joining the ranks' tokens: the sum of their gradients, divided by tokens */
+    MS__D_SCATTER, /* of a sum that is divided by tokens: joins the gradients */
+    MS__D_DIVIDED_LOSS, /* of the loss over divided logits, with that of the softmax */
+    MS__D_NONE /* computes nothing: an earlier function did */
 } ms__derivative;
 
 /* Autograd's save of one storage for one node. */
@@ -65,22 +72,22 @@ typedef struct ms__function {
     uint32_t kind; /* ms__derivative */
     int32_t edges[MS__EDGES];
     ms__shape operands[MS__EDGES], shape; /* of its inputs and its output */
-    uint64_t items[MS__EDGES];            /* bytes of an operand's element, or of an index */
+    uint64_t items[MS__EDGES]; /* bytes of an operand's element, or of an index */
     uint32_t save_count;
     ms__save_of saves[MS__SAVES];
-    ms__value gradients[MS__EDGES];       /* of its outputs; most functions have one output */
-    int part;                             /* PART: the part's number */
-    const char *derivative;               /* UNARY: the operator, a constant */
-    uint64_t head;                        /* number of the loss whose first or last operator it is; 0: none */
-    uint64_t product;                     /* number of the logits that it makes as a linear layer; 0: none */
+    ms__value gradients[MS__EDGES]; /* of its outputs; most functions have one output */
+    int part; /* PART: the part's number */
+    const char *derivative; /* UNARY: the operator, a constant */
+    uint64_t head; /* number of the loss whose first or last operator it is; 0: none */
+    uint64_t product; /* number of the logits that it makes as a linear layer; 0: none */
 } ms__function;
 
 typedef struct ms__tensor {
     ms__shape shape;
     uint32_t item_bytes;
-    uint32_t storage;  /* 0: a number without storage */
-    int32_t function;  /* the function that made it; MS__NO_FUNCTION; -2 - n: leaf n */
-    bool is_view;      /* of a gradient: a view of another tensor's storage */
+    uint32_t storage; /* 0: a number without storage */
+    int32_t function; /* the function that made it; MS__NO_FUNCTION; -2 - n: leaf n */
+    bool is_view; /* of a gradient: a view of another tensor's storage */
 } ms__tensor;
 
 typedef struct ms__held {
@@ -94,6 +101,7 @@ typedef struct ms__leaf {
     ms__shape shape;
     uint32_t storage;
     ms__value gradient;
+    bool is_input; /* its gradient is sent away after backward */
 } ms__leaf;
 
 typedef struct ms__tape {
@@ -101,6 +109,9 @@ typedef struct ms__tape {
     ms_error *err;
     int rc;
     bool differentiates; /* false under torch's no_grad */
+    uint32_t real_bytes; /* of a number of parameters and activations: 4, or 2 in BF16 */
+    uint64_t ranks; /* that divide each layer; 0 or 1: none do */
+    uint64_t moved_bytes; /* passed around their ring; each rank sends its share of it */
     MS__ARRAY(ms__tensor) values;
     MS__ARRAY(ms__held) storages;
     MS__ARRAY(ms__leaf) leaves;
@@ -120,6 +131,9 @@ ms__shape ms__shape_of(size_t rank, const uint64_t *sizes);
 uint64_t ms__shape_items(const ms__shape *shape);
 
 ms__value ms__parameter(ms__tape *tape, ms__shape shape);
+/* A value that another rank sends: one of `buffers` of its shape, which stay. With `is_leaf`, backward makes its
+ * gradient. */
+ms__value ms__received(ms__tape *tape, ms__shape shape, uint64_t buffers, bool is_leaf);
 ms__value ms__resident(ms__tape *tape, ms__shape shape, uint32_t item_bytes, ms_resident_role role);
 /* A value with a new storage, made by no function. */
 ms__value ms__fresh(ms__tape *tape, ms__shape shape, uint32_t item_bytes);
@@ -128,6 +142,8 @@ ms__value ms__alias(ms__tape *tape, ms__value of, ms__shape shape);
 void ms__drop(ms__tape *tape, ms__value value);
 ms__shape ms__shape_at(const ms__tape *tape, ms__value value);
 uint64_t ms__key_of(const ms__tape *tape, ms__value value);
+/* Bytes of its elements. */
+uint32_t ms__item_at(const ms__tape *tape, ms__value value);
 
 /* Reports that an operator ran, with at most eleven operands; an operand may be 0. */
 void ms__ran(ms__tape *tape, const char *name, size_t inputs, size_t outputs, const ms__value *operands);
@@ -152,6 +168,8 @@ typedef enum ms__activation { MS__GELU_NEW, MS__GELU, MS__GELU_TANH, MS__SILU, M
 /* A result of up to two operands without a derivative, such as a mask or positions. */
 ms__value ms__constant(ms__tape *tape, ms__shape shape, uint32_t item_bytes, ms__value a, ms__value b);
 ms__value ms__embedding(ms__tape *tape, ms__value weight, ms__value index);
+/* With elements of another size; `a` itself with a second holder if it has them. */
+ms__value ms__convert(ms__tape *tape, ms__value a, uint32_t item_bytes);
 ms__value ms__add(ms__tape *tape, ms__value a, ms__value b);
 ms__value ms__mul(ms__tape *tape, ms__value a, ms__value b);
 ms__value ms__scale(ms__tape *tape, ms__value a);
@@ -182,11 +200,34 @@ ms__value ms__attention(ms__tape *tape, ms__value q, ms__value k, ms__value v, m
 ms__value ms__attention_with_dropout(ms__tape *tape, ms__value q, ms__value k, ms__value v, bool causal);
 /* If not `drops`, `a` itself with a second holder. */
 ms__value ms__dropout(ms__tape *tape, ms__value a, bool drops);
+/* Labels moved by one, for a causal model: [b, s]. `*longer` holds them. */
+ms__value ms__next_labels(ms__tape *tape, ms__value labels, ms__value *longer);
 /* Mean cross entropy; rows are shifted by one for a causal model. */
 ms__value ms__loss(ms__tape *tape, ms__value logits, ms__value labels, bool shifted);
 
+/* ---- exchange with the ranks that divide each layer (tape_ranks.c) ------------------------------ */
+
+/* If no ranks do, these give `a` itself with a second holder. */
+
+/* `a`, of which every rank has all, as the input of a linear layer that is divided by columns. */
+ms__value ms__spread(ms__tape *tape, ms__value a);
+/* The sum of the ranks' results of a linear layer that is divided by rows: an all-reduce. */
+ms__value ms__reduced(ms__tape *tape, ms__value a);
+/* All tokens of `a` [b, s / ranks, ...]: an all-gather. */
+ms__value ms__gathered(ms__tape *tape, ms__value a);
+/* This rank's tokens of the sum: a reduce-scatter. */
+ms__value ms__scattered(ms__tape *tape, ms__value a);
+/* The embedding of which this rank has some of all `words`: zeros for the others, still to be summed. */
+ms__value ms__divided_embedding(ms__tape *tape, ms__value weight, ms__value index, uint64_t words);
+/* As ms__loss() for logits of which this rank has some words, as torch's loss_parallel() computes it. */
+ms__value ms__divided_loss(ms__tape *tape, ms__value logits, ms__value labels);
+/* The gradient of the first operand of a function of these kinds. */
+ms__value ms__exchange_back(ms__tape *tape, const ms__function *function, ms__value gradient);
+
 /* ---- backward (tape_backward.c) ------------------------------------------------------------- */
 
+/* From the value `of`, whose gradient is `seed`. */
+void ms__backward_from(ms__tape *tape, ms__value of, ms__value seed);
 void ms__backward(ms__tape *tape, ms__value loss);
 
 #endif

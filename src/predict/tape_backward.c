@@ -6,11 +6,9 @@
 #include "base/units.h"
 #include "predict/tape.h"
 
-enum { FLOAT = 4 };
-
 static ms__value gradient_result(ms__tape *tape, const char *name, ms__shape shape, ms__value a, ms__value b)
 {
-    ms__value out = ms__fresh(tape, shape, FLOAT);
+    ms__value out = ms__fresh(tape, shape, ms__item_at(tape, a));
     MS__RAN(tape, name, 2, 1, a, b, out);
     return out;
 }
@@ -221,7 +219,7 @@ static void of_norm(task *at)
     ms__shape rows = f->shape;
     rows.size[rows.rank - 1] = 1;
     for (int i = 0; i < 3; i++) {
-        at->out[i] = ms__fresh(at->tape, f->operands[i], FLOAT);
+        at->out[i] = ms__fresh(at->tape, f->operands[i], ms__item_at(at->tape, at->g));
     }
     /* Means and scales count as one operand. */
     rows.size[rows.rank - 1] = 2;
@@ -234,11 +232,12 @@ static void of_attention(task *at)
 {
     const ms__function *f = at->function;
     uint64_t length = f->shape.size[2];
-    ms__shape sums = MS__SHAPE(f->shape.size[0], f->shape.size[1], length);
+    /* The sums have four bytes. */
+    ms__shape sums = MS__SHAPE(f->shape.size[0], f->shape.size[1], length * 4 / ms__item_at(at->tape, at->g));
     ms__shape square = MS__SHAPE(f->shape.size[0], 1, length, length);
     bool masked = f->save_count > 5; /* keys, queries, values, sums, output */
     for (int i = 0; i < 3; i++) {
-        at->out[i] = ms__fresh(at->tape, f->operands[i], FLOAT);
+        at->out[i] = ms__fresh(at->tape, f->operands[i], ms__item_at(at->tape, at->g));
     }
     MS__RAN(at->tape, "aten._scaled_dot_product_flash_attention_for_cpu_backward.default", 7, 3, at->g,
             saved_as(at->tape, at->g, f, 0), saved_as(at->tape, at->g, f, 1), saved_as(at->tape, at->g, f, 2),
@@ -249,14 +248,14 @@ static void of_attention(task *at)
 static void of_split(task *at)
 {
     const ms__value *parts = at->function->gradients;
-    at->out[0] = ms__fresh(at->tape, at->function->shape, FLOAT);
+    at->out[0] = ms__fresh(at->tape, at->function->shape, ms__item_at(at->tape, at->function->gradients[0]));
     MS__RAN(at->tape, "aten.cat.default", 3, 1, parts[0], parts[1], parts[2], at->out[0]);
 }
 
-/* An index is eight bytes: twice a float. */
+/* An index is eight bytes. */
 static ms__value integers_like(ms__tape *tape, ms__value any, ms__shape shape)
 {
-    shape.size[shape.rank++] = 2;
+    shape.size[shape.rank++] = 8 / ms__item_at(tape, any);
     return seen_as(tape, any, shape);
 }
 
@@ -264,7 +263,7 @@ static void of_loss(task *at)
 {
     const ms__function *f = at->function;
     ms__shape number = {.rank = 0};
-    at->out[0] = ms__fresh(at->tape, f->operands[0], FLOAT);
+    at->out[0] = ms__fresh(at->tape, f->operands[0], ms__item_at(at->tape, at->g));
     MS__RAN(at->tape, "aten.nll_loss_backward.default", 4, 1, at->g, saved_as(at->tape, at->g, f, 0),
             integers_like(at->tape, at->g, f->operands[1]), seen_as(at->tape, at->g, number), at->out[0]);
 }
@@ -289,6 +288,10 @@ static void run_derivative(task *at)
     case MS__D_COPY:
         at->out[0] = gradient_result(at->tape, "aten.clone.default", f->operands[0],
                                      seen_as(at->tape, at->g, f->operands[0]), 0);
+        return;
+    case MS__D_CONVERT:
+        at->out[0] = ms__fresh(at->tape, f->operands[0], (uint32_t)f->items[0]);
+        MS__RAN(at->tape, "aten._to_copy.default", 1, 1, at->g, at->out[0]);
         return;
     case MS__D_SCALE:
         at->out[0] = gradient_result(at->tape, "aten.mul.Scalar", f->shape, at->g, 0);
@@ -342,6 +345,9 @@ static void run_derivative(task *at)
     case MS__D_LOSS:
         of_loss(at);
         return;
+    default:
+        at->out[0] = ms__exchange_back(at->tape, f, at->g);
+        return;
     }
 }
 
@@ -385,23 +391,34 @@ static void run_function(ms__tape *tape, size_t index)
     }
 }
 
-void ms__backward(ms__tape *tape, ms__value loss)
+/* A parameter's gradient stays; an input's goes to another rank. */
+static void end_gradient(ms__tape *tape, const ms__leaf *leaf)
 {
-    ms__value seed = gradient_result(tape, "aten.ones_like.default", ms__shape_at(tape, loss), loss, 0);
+    uint64_t bytes = ms__mul_sat(ms__shape_items(&leaf->shape), tape->real_bytes);
+    if (leaf->is_input) {
+        ms__drop(tape, leaf->gradient);
+    } else if (leaf->gradient != 0) {
+        uint64_t key = ms__key_of(tape, leaf->gradient);
+        ms__fail_tape(tape, ms_trace_role(tape->trace, key, bytes, MS_STORAGE_GRADIENT, tape->err));
+    }
+}
+
+void ms__backward_from(ms__tape *tape, ms__value of, ms__value seed)
+{
     if (tape->rc != MS_OK) {
         return;
     }
-    add_gradient(tape, tape->values.items[loss].function, 0, ms__alias(tape, seed, ms__shape_at(tape, seed)));
+    add_gradient(tape, tape->values.items[of].function, 0, ms__alias(tape, seed, ms__shape_at(tape, seed)));
     for (size_t i = tape->functions.count; i-- > 0 && tape->rc == MS_OK;) {
         run_function(tape, i);
     }
     ms__drop(tape, seed);
     for (size_t i = 0; i < tape->leaves.count && tape->rc == MS_OK; i++) {
-        const ms__leaf *leaf = &tape->leaves.items[i];
-        uint64_t bytes = ms__mul_sat(ms__shape_items(&leaf->shape), FLOAT);
-        if (leaf->gradient != 0) {
-            ms__fail_tape(tape, ms_trace_role(tape->trace, ms__key_of(tape, leaf->gradient), bytes, MS_STORAGE_GRADIENT,
-                                              tape->err));
-        }
+        end_gradient(tape, &tape->leaves.items[i]);
     }
+}
+
+void ms__backward(ms__tape *tape, ms__value loss)
+{
+    ms__backward_from(tape, loss, gradient_result(tape, "aten.ones_like.default", ms__shape_at(tape, loss), loss, 0));
 }

@@ -7,10 +7,10 @@
 
 enum { FLOAT = 4, INTEGER = 8 };
 
-/* A float result of a function's shape, by one operator over up to three operands. */
+/* A result of a function's shape and its first operand's type, by one operator over up to three operands. */
 static ms__value float_result(ms__tape *tape, const char *name, ms__shape shape, ms__value a, ms__value b, ms__value c)
 {
-    ms__value out = ms__fresh(tape, shape, FLOAT);
+    ms__value out = ms__fresh(tape, shape, ms__item_at(tape, a));
     MS__RAN(tape, name, 3, 1, a, b, c, out);
     return out;
 }
@@ -42,6 +42,19 @@ static ms__value laid_out(ms__tape *tape, ms__value a, bool copies, bool copied_
     }
     int32_t f = MS__OPEN(tape, copied_back ? MS__D_COPY : MS__D_PASS, a);
     ms__value out = float_result(tape, "aten.clone.default", ms__shape_at(tape, a), a, 0, 0);
+    ms__close(tape, f, out);
+    return out;
+}
+
+ms__value ms__convert(ms__tape *tape, ms__value a, uint32_t item_bytes)
+{
+    ms__shape shape = ms__shape_at(tape, a);
+    if (ms__item_at(tape, a) == item_bytes) {
+        return ms__alias(tape, a, shape);
+    }
+    int32_t f = MS__OPEN(tape, MS__D_CONVERT, a);
+    ms__value out = ms__fresh(tape, shape, item_bytes);
+    MS__RAN(tape, "aten._to_copy.default", 1, 1, a, out);
     ms__close(tape, f, out);
     return out;
 }
@@ -141,15 +154,17 @@ static ms__value run_rsqrt(ms__tape *tape, ms__value a)
 
 ms__value ms__rms_norm(ms__tape *tape, ms__value a, ms__value weight)
 {
-    ms__value squares = ms__power(tape, a);
+    ms__value wide = ms__convert(tape, a, FLOAT), squares = ms__power(tape, wide);
     ms__value variance = mean_of_rows(tape, squares);
     ms__drop(tape, squares);
     ms__value shifted = ms__shift(tape, variance);
     ms__value scale = run_rsqrt(tape, shifted);
     ms__drop(tape, shifted);
-    ms__value normal = ms__mul(tape, a, scale);
+    ms__value normal = ms__mul(tape, wide, scale);
     ms__drop(tape, scale);
-    ms__value out = ms__mul(tape, weight, normal);
+    ms__drop(tape, wide);
+    ms__value narrow = ms__convert(tape, normal, ms__item_at(tape, a)), out = ms__mul(tape, weight, narrow);
+    ms__drop(tape, narrow);
     ms__drop(tape, normal);
     ms__drop(tape, variance);
     return out;
@@ -275,7 +290,8 @@ ms__value ms__linear(ms__tape *tape, ms__value a, ms__value weight, ms__value bi
     shape.size[shape.rank - 1] = matrix.size[1] = out_width;
     int32_t f = MS__OPEN(tape, MS__D_LINEAR, a, weight, bias);
     ms__save(tape, f, a);
-    ms__value rows = ms__alias(tape, a, rows_of(ms__shape_at(tape, a))), product = ms__fresh(tape, matrix, FLOAT);
+    ms__value rows = ms__alias(tape, a, rows_of(ms__shape_at(tape, a))),
+              product = ms__fresh(tape, matrix, ms__item_at(tape, a));
     if (bias != 0) {
         MS__RAN(tape, "aten.addmm.default", 3, 1, bias, rows, weight, product);
     } else {
@@ -388,8 +404,9 @@ static ms__value repeat_heads(ms__tape *tape, ms__value a, uint64_t heads)
 static ms__value float_mask(ms__tape *tape, ms__value mask, ms__shape shape)
 {
     ms__shape number = {.rank = 0};
-    ms__value least = ms__constant(tape, number, FLOAT, 0, 0), zero = ms__constant(tape, number, FLOAT, 0, 0);
-    ms__value made = ms__fresh(tape, shape, FLOAT);
+    uint32_t item = tape->real_bytes;
+    ms__value least = ms__constant(tape, number, item, 0, 0), zero = ms__constant(tape, number, item, 0, 0);
+    ms__value made = ms__fresh(tape, shape, item);
     MS__RAN(tape, "aten.where.self", 3, 1, mask, zero, least, made);
     ms__drop(tape, zero);
     ms__drop(tape, least);
@@ -406,7 +423,7 @@ static ms__value fused_attention(ms__tape *tape, ms__value q, ms__value k, ms__v
     ms__save(tape, f, k);
     ms__save(tape, f, q);
     ms__save(tape, f, v);
-    ms__value out = ms__fresh(tape, shape, FLOAT);
+    ms__value out = ms__fresh(tape, shape, ms__item_at(tape, q));
     ms__value sums = ms__fresh(tape, MS__SHAPE(shape.size[0], shape.size[2], shape.size[1]), FLOAT);
     MS__RAN(tape, "aten._scaled_dot_product_flash_attention_for_cpu.default", 4, 2, q, k, v, mask, out, sums);
     ms__random(tape);
@@ -544,22 +561,29 @@ static void mark_head(ms__tape *tape, uint64_t head)
     }
 }
 
+ms__value ms__next_labels(ms__tape *tape, ms__value labels, ms__value *longer)
+{
+    ms__shape ids = ms__shape_at(tape, labels), padded = ids;
+    padded.size[1]++;
+    *longer = ms__constant(tape, padded, INTEGER, labels, 0);
+    ms__value next = ms__alias(tape, *longer, ids);
+    /* One row is contiguous. */
+    ms__value target = ids.size[0] > 1 ? ms__constant(tape, ids, INTEGER, next, 0) : ms__alias(tape, next, ids);
+    ms__drop(tape, next);
+    return target;
+}
+
 ms__value ms__loss(ms__tape *tape, ms__value logits, ms__value labels, bool shifted)
 {
-    ms__shape ids = ms__shape_at(tape, labels), padded = ids, number = {.rank = 0};
-    ms__value longer = 0, target = labels;
+    ms__shape number = {.rank = 0};
+    ms__value longer = 0;
     size_t made = tape->functions.count;
-    uint64_t product = made > 0 ? tape->functions.items[made - 1].product : 0;
-    if (shifted) {
-        padded.size[1]++;
-        longer = ms__constant(tape, padded, INTEGER, labels, 0);
-        ms__value next = ms__alias(tape, longer, ids);
-        /* One row is contiguous. */
-        target = ids.size[0] > 1 ? ms__constant(tape, ids, INTEGER, next, 0) : ms__alias(tape, next, ids);
-        ms__drop(tape, next);
-    }
-    uint64_t head = begin_head(tape, logits, product);
-    ms__value logs = run_unary(tape, logits, "aten._log_softmax.default", true);
+    bool converted = ms__item_at(tape, logits) != FLOAT;
+    uint64_t product = made > 0 && !converted ? tape->functions.items[made - 1].product : 0;
+    ms__value wide = ms__convert(tape, logits, FLOAT);
+    ms__value target = shifted ? ms__next_labels(tape, labels, &longer) : labels;
+    uint64_t head = begin_head(tape, wide, product);
+    ms__value logs = run_unary(tape, wide, "aten._log_softmax.default", true);
     mark_head(tape, head);
     int32_t f = MS__OPEN(tape, MS__D_LOSS, logs, target);
     ms__save(tape, f, logs);
@@ -572,6 +596,7 @@ ms__value ms__loss(ms__tape *tape, ms__value logits, ms__value labels, bool shif
     ms__drop(tape, weight);
     ms__drop(tape, logs);
     end_head(tape, head);
+    ms__drop(tape, wide);
     if (shifted) {
         ms__drop(tape, longer);
         ms__drop(tape, target);

@@ -11,24 +11,26 @@
 #include "commands.h"
 #include "common.h"
 #include "inputs.h"
-#include "memscale/cluster.h"
 #include "memscale/pipeline.h"
 #include "memscale/predict.h"
 #include "options.h"
 #include "plan/text.h"
+#include "predict_ranks.h"
 
 static const char help[] = "Usage: memscale predict --hf FILE --batch B [--seq S] [--budget BYTES]\n"
                            "                        [--dtype TYPE] [--optimizer NAME] [--lora RANK]\n"
-                           "                        [--mode MODE] [--hardware NAME] [--host-memory BYTES]\n"
+                           "                        [--compile [BACKEND]] [--mode MODE] [--technique NAME]\n"
+                           "                        [--hardware NAME] [--host-memory BYTES]\n"
                            "                        [--json | --graph]\n"
-                           "                        [--ranks N (--ddp | --fsdp) [--link BYTES]]\n"
+                           "                        [--ranks N [--ddp | --fsdp [--mixed]] [--tp T [--sp]]\n"
+                           "                        [--pp P [--microbatches M]] [--link BYTES]]\n"
                            "\n"
                            "Predicts the memory of a training step of a Hugging Face model: unoptimized, with\n"
                            "the plan for this machine or a budget, and the smallest budget. Reads only the\n"
-                           "configuration; needs no weights. For the families (\"model_type\") llama, mistral,\n"
-                           "qwen2, qwen3, gpt2 and bert in float32 with AdamW it needs no torch. Every other\n"
-                           "question is answered by a trace, by a Python that has torch and transformers,\n"
-                           "beside this program or on the PATH.\n"
+                           "configuration. For the families (\"model_type\") llama, mistral, qwen2, qwen3, gpt2\n"
+                           "and bert in float32 with AdamW it needs no torch. Every other question is answered\n"
+                           "by a trace, by a Python that has torch and transformers, beside this program or on\n"
+                           "the PATH.\n"
                            "\n"
                            "  --hf FILE         the model's config.json\n"
                            "  --batch B         sequences, images or recordings in a batch\n"
@@ -38,19 +40,31 @@ static const char help[] = "Usage: memscale predict --hf FILE --batch B [--seq S
                            "                    adafactor; memscale-adamw, whose state can be on disk\n"
                            "                    or, for a GPU, in host memory; adamw-8bit\n"
                            "  --lora RANK       train adapters of this rank on all linear layers (needs PEFT)\n"
+                           "  --compile [BACKEND]\n"
+                           "                    layers are compiled (by inductor); one call of each kind is\n"
+                           "                    measured on this machine; not with --hardware\n"
                            "  --budget BYTES    plan for this budget: 4000000000, 4.0GB, 3.7GiB\n"
                            "  --mode MODE       what the plan may use: conservative, balanced (default),\n"
                            "                    aggressive (gradients released in backward)\n"
+                           "  --technique NAME  of every layer, in place of a search: keep, recompute,\n"
+                           "                    selective_1 to selective_4\n"
                            "  --hardware NAME   a saved machine's file, or a GPU to train on in this machine:\n"
                            "                    rtx-4090, h100, ... (memscale hardware --cards); this machine\n"
                            "                    if not given\n"
                            "  --host-memory BYTES\n"
                            "                    free host memory, in place of the machine's\n"
-                           "  --ranks N         a rank's share of a training on N ranks, 1 to 65536; --batch is\n"
-                           "                    each rank's\n"
-                           "  --ddp             every rank holds the whole model\n"
-                           "  --fsdp            parameters, gradients and state are divided: torch's\n"
+                           "  --ranks N         a rank's share of a training on N ranks, 1 to 65536; N is\n"
+                           "                    copies of the model (--ddp, --fsdp) x T x P\n"
+                           "  --ddp             every copy holds all; --batch is each copy's\n"
+                           "  --fsdp            copies divide parameters, gradients and state: torch's\n"
                            "                    fully_shard() on every layer and on the model\n"
+                           "  --mixed           with --fsdp: layers in bfloat16, the rest in float32\n"
+                           "                    (MixedPrecisionPolicy)\n"
+                           "  --tp T            T ranks divide each layer, by columns and rows (llama,\n"
+                           "                    mistral, qwen2, qwen3; float32 or --mixed)\n"
+                           "  --sp              with --tp: they divide the tokens between these layers\n"
+                           "  --pp P            P stages divide the layers (Schedule1F1B)\n"
+                           "  --microbatches M  with --pp: equal parts of --batch; one sequence each by default\n"
                            "  --link BYTES      that a rank sends in a second: 50GB; by default the card's\n"
                            "                    links, and beyond 8 ranks a network of 400 Gb/s a card\n"
                            "  --json            print the JSON document (docs/formats/predict.schema.json)\n"
@@ -58,13 +72,10 @@ static const char help[] = "Usage: memscale predict --hf FILE --batch B [--seq S
                            "\n"
                            "Examples:\n"
                            "  memscale predict --hf config.json --batch 4 --seq 512 --budget 4.0GB\n"
-                           "  memscale predict --hf config.json --batch 8 --seq 2048 --hardware rtx-4090 \\\n"
-                           "                   --dtype bfloat16 --lora 16\n"
                            "  memscale predict --hf config.json --batch 4 --seq 1024 --hardware rtx-4090 \\\n"
-                           "                   --host-memory 64GB --dtype bfloat16 --budget 8GB \\\n"
-                           "                   --optimizer memscale-adamw --mode aggressive\n"
-                           "  memscale predict --hf config.json --batch 2 --seq 4096 --hardware h100 \\\n"
-                           "                   --dtype bfloat16 --ranks 64 --fsdp\n"
+                           "                   --dtype bfloat16 --optimizer memscale-adamw --budget 8GB\n"
+                           "  memscale predict --hf config.json --batch 32 --seq 8192 --hardware h100 \\\n"
+                           "                   --ranks 512 --fsdp --mixed --tp 8 --sp --pp 8\n"
                            "\n"
                            "Exit status: 0 with a plan, 1 if none fits the budget (the smallest that fits is\n"
                            "printed, with --json as {\"feasible\": false, \"smallest_budget_bytes\": ...}) or the\n"
@@ -72,18 +83,19 @@ static const char help[] = "Usage: memscale predict --hf FILE --batch B [--seq S
 
 typedef struct predict_request {
     const char *hf_path, *batch, *seq, *budget, *hardware_path, *mode, *host_memory;
-    const char *dtype, *optimizer, *lora; /* only a trace knows them */
-    const char *ranks, *link;
-    bool as_json, as_graph, ddp, fsdp;
+    const char *dtype, *optimizer, *lora, *backend; /* only a trace knows them */
+    const char *technique; /* of every layer, in place of a search */
+    cli_ranks_options of_ranks;
+    bool as_json, as_graph, compiles;
     uint64_t batch_size, seq_length, budget_bytes, host_bytes;
-    ms_cluster cluster; /* 0 ranks: not asked */
 } predict_request;
 
 typedef struct predict_work {
     ms_graph *graph;
     ms_hardware *hardware;
     ms_config config;
-    ms_cluster_share share;
+    ms_technique technique; /* MS_TECHNIQUE_COUNT: a plan is searched */
+    cli_ranks ranks;
     ms_plan *plan;
     ms_plan *settled; /* the plan once the loop has been observed, if that is faster; or NULL */
     uint64_t smallest_bytes;
@@ -101,29 +113,7 @@ static bool parse_count(const char *text, uint64_t *count)
     return *text >= '0' && *text <= '9' && *end == '\0' && value > 0 && value <= COUNT_MOST;
 }
 
-static int check_cluster(predict_request *request)
-{
-    uint64_t ranks = 0;
-    ms_cluster *cluster = &request->cluster;
-    if (request->ranks == NULL) {
-        return !request->ddp && !request->fsdp && request->link == NULL
-                   ? CLI_OK
-                   : cli_usage_error("predict", "--ddp, --fsdp and --link go with --ranks N");
-    }
-    if (request->ddp == request->fsdp || request->as_graph) {
-        return cli_usage_error("predict", "--ranks needs --ddp or --fsdp, and excludes --graph");
-    }
-    if (!parse_count(request->ranks, &ranks) || ranks > MS_CLUSTER_RANKS_MOST) {
-        return cli_usage_error("predict", "--ranks %s: give a number of ranks, 1 to %d", request->ranks,
-                               MS_CLUSTER_RANKS_MOST);
-    }
-    cluster->ranks = (uint32_t)ranks;
-    cluster->parallelism = request->fsdp ? MS_PARALLELISM_FSDP : MS_PARALLELISM_DDP;
-    return request->link != NULL ? cli_parse_bytes("predict", "--link", request->link, 1, &cluster->link_bytes_per_s)
-                                 : CLI_OK;
-}
-
-static int check_request(predict_request *request)
+static int check_request(predict_request *request, predict_work *work)
 {
     uint64_t rank;
     if (request->hf_path == NULL || request->batch == NULL) {
@@ -139,10 +129,18 @@ static int check_request(predict_request *request)
     if (request->lora != NULL && !parse_count(request->lora, &rank)) {
         return cli_usage_error("predict", "--lora %s: give a rank, 1 to %d", request->lora, COUNT_MOST);
     }
-    if (request->as_json && request->as_graph) {
-        return cli_usage_error("predict", "--json excludes --graph");
+    if (request->compiles && request->backend == NULL) {
+        request->backend = "inductor";
     }
-    int status = check_cluster(request);
+    if (request->backend != NULL && request->hardware_path != NULL) {
+        return cli_usage_error("predict", "--compile excludes --hardware: compiled layers are measured where they run. "
+                                          "On that machine, compile the layers and wrap the model "
+                                          "(docs/compile.md): its plan knows what they do");
+    }
+    if (request->as_graph && (request->as_json || request->of_ranks.ranks != NULL)) {
+        return cli_usage_error("predict", "--graph excludes --json and --ranks");
+    }
+    int status = cli_ranks_parse(&request->of_ranks, request->batch_size, &work->ranks);
     if (status == CLI_OK && request->host_memory != NULL) {
         status = cli_parse_bytes("predict", "--host-memory", request->host_memory, 1, &request->host_bytes);
     }
@@ -158,8 +156,9 @@ static int trace_graph(const predict_request *request, predict_work *work)
     const struct {
         const char *name, *value;
     } options[] = {
-        {"--hf", request->hf_path},  {"--batch", request->batch},         {"--seq", request->seq},
-        {"--dtype", request->dtype}, {"--optimizer", request->optimizer}, {"--lora", request->lora},
+        {"--hf", request->hf_path},      {"--batch", request->batch},         {"--seq", request->seq},
+        {"--dtype", request->dtype},     {"--optimizer", request->optimizer}, {"--lora", request->lora},
+        {"--compile", request->backend},
     };
     enum { OPTIONS = sizeof options / sizeof options[0] };
     const char *words[2 * OPTIONS + 1] = {NULL};
@@ -180,25 +179,48 @@ static int trace_graph(const predict_request *request, predict_work *work)
     return status;
 }
 
+static bool needs_trace(const predict_request *request)
+{
+    return request->seq == NULL || request->dtype != NULL || request->optimizer != NULL || request->lora != NULL ||
+           request->backend != NULL;
+}
+
+static int predict_graph(const predict_request *request, const char *config_json, predict_work *work)
+{
+    ms_error err;
+    int rc = ms_predict_hf_graph(config_json, request->batch_size, request->seq_length, &work->graph, &err);
+    if (rc == MS_ENOTSUP) {
+        return trace_graph(request, work);
+    }
+    return cli_file_status("predict", "--hf", request->hf_path, rc, &err);
+}
+
 static int load_graph(const predict_request *request, predict_work *work)
 {
     ms_error err;
     char *text = NULL;
-    if (request->seq == NULL || request->dtype != NULL || request->optimizer != NULL || request->lora != NULL) {
+    bool divided = cli_ranks_divide(&work->ranks);
+    if (divided && needs_trace(request)) {
+        return cli_usage_error("predict",
+                               "--tp, --pp and --mixed need --seq, and exclude --dtype, --optimizer, --lora and "
+                               "--compile");
+    }
+    if (needs_trace(request)) {
         return trace_graph(request, work);
     }
     int rc = cli_read_text(request->hf_path, &text, &err);
-    if (rc == MS_OK) {
-        rc = ms_predict_hf_graph(text, request->batch_size, request->seq_length, &work->graph, &err);
-    }
-    ms_free(text);
-    if (rc == MS_ENOTSUP) {
-        return trace_graph(request, work);
-    }
     if (rc != MS_OK && err.system_errno == EISDIR) {
         return cli_usage_error("predict", "--hf %s: that is a folder; name the config.json in it", request->hf_path);
     }
-    return cli_file_status("predict", "--hf", request->hf_path, rc, &err);
+    int status = cli_file_status("predict", "--hf", request->hf_path, rc, &err);
+    if (status == CLI_OK) {
+        ms_technique assumed = work->technique < MS_TECHNIQUE_COUNT ? work->technique : MS_TECHNIQUE_KEEP;
+        status = divided ? cli_ranks_load(&work->ranks, text, request->seq_length, work->hardware, &work->config,
+                                          assumed, &work->graph)
+                         : predict_graph(request, text, work);
+    }
+    ms_free(text);
+    return status;
 }
 
 /* ---- answers -------------------------------------------------------------------------- */
@@ -227,6 +249,9 @@ static int make_settled(predict_work *work, ms_error *err)
     if (work->graph->loop.observed || work->plan->skipped) {
         return MS_OK;
     }
+    if (work->technique < MS_TECHNIQUE_COUNT) {
+        return ms_plan_uniform(&usual, work->hardware, &work->config, work->technique, &work->settled, err);
+    }
     int rc = ms_pipeline_plan(&usual, work->hardware, &work->config, &work->settled, err);
     uint64_t enough_ns = ms__mul_div(work->plan->replay.step_ns, FASTER_PERCENT, 100);
     if (rc == MS_OK && work->settled->replay.step_ns > enough_ns) {
@@ -244,11 +269,28 @@ static int apply_request(const predict_request *request, predict_work *work)
     if (request->mode != NULL && ms_mode_parse(request->mode, &config->mode) != MS_OK) {
         return cli_usage_error("predict", "--mode %s: give conservative, balanced or aggressive", request->mode);
     }
+    work->technique = MS_TECHNIQUE_COUNT;
+    if (request->technique != NULL && ms_technique_parse(request->technique, &work->technique) != MS_OK) {
+        return cli_usage_error("predict", "--technique %s: give keep, recompute, selective_1 to selective_4",
+                               request->technique);
+    }
     if (request->host_bytes > 0) {
         ram->available_bytes = request->host_bytes;
         ram->total_bytes = ms__max_u64(ram->total_bytes, request->host_bytes);
     }
     return CLI_OK;
+}
+
+static int choose_plan(predict_work *work, ms_error *err)
+{
+    if (work->technique == MS_TECHNIQUE_COUNT) {
+        return ms_pipeline_plan(work->graph, work->hardware, &work->config, &work->plan, err);
+    }
+    int rc = ms_plan_uniform(work->graph, work->hardware, &work->config, work->technique, &work->plan, err);
+    if (rc == MS_OK) {
+        work->plan->over_target = false; /* a smaller plan was not looked for */
+    }
+    return rc;
 }
 
 static int make_plan(const predict_request *request, predict_work *work)
@@ -257,14 +299,14 @@ static int make_plan(const predict_request *request, predict_work *work)
     int rc = MS_OK;
     ms_config *config = &work->config;
     config->memory_budget_bytes = request->budget_bytes != 0 ? request->budget_bytes : config->memory_budget_bytes;
-    if (request->cluster.ranks > 0) {
-        rc = ms_cluster_apply(&request->cluster, work->graph, work->hardware, config, &work->share, &err);
+    if (work->ranks.cluster.ranks > 0) {
+        rc = ms_cluster_apply(&work->ranks.cluster, work->graph, work->hardware, config, &work->ranks.share, &err);
     }
     if (rc == MS_OK) {
         rc = find_smallest(work, &err);
     }
     if (rc == MS_OK) {
-        rc = ms_pipeline_plan(work->graph, work->hardware, config, &work->plan, &err);
+        rc = choose_plan(work, &err);
     }
     if (rc == MS_EINFEASIBLE) {
         return cli_infeasible(&err, request->as_json);
@@ -298,16 +340,7 @@ static void add_layers(ms__text *text, const ms_graph *graph)
     }
 }
 
-static void add_cluster_json(ms__text *text, const ms_cluster *cluster, const ms_cluster_share *share)
-{
-    ms__text_add(text,
-                 "  \"cluster\": {\"ranks\": %u, \"parallelism\": \"%s\", \"gathered_bytes\": %" PRIu64
-                 ", \"sent_bytes\": %" PRIu64 ", \"link_bytes_per_s\": %" PRIu64 ", \"exchange_ns\": %" PRIu64 "},\n",
-                 cluster->ranks, ms_parallelism_name(cluster->parallelism), share->gathered_bytes, share->sent_bytes,
-                 share->link_bytes_per_s, share->exchange_ns);
-}
-
-static char *json_of(const predict_request *request, const predict_work *work)
+static char *json_of(const predict_work *work)
 {
     ms__text text = {0};
     const ms_graph *graph = work->graph;
@@ -323,8 +356,8 @@ static char *json_of(const predict_request *request, const predict_work *work)
     ms__text_add(&text, "  \"smallest_budget_bytes\": %" PRIu64 ",\n  \"layers\": [", work->smallest_bytes);
     add_layers(&text, graph);
     ms__text_add(&text, "\n  ],\n");
-    if (request->cluster.ranks > 0) {
-        add_cluster_json(&text, &request->cluster, &work->share);
+    if (work->ranks.cluster.ranks > 0) {
+        cli_ranks_add_json(&work->ranks, work->plan, &text);
     }
     if (work->settled != NULL) {
         ms__text_add(&text, "  \"settled\": {\"peak_bytes\": %" PRIu64 ", \"step_ns\": %" PRIu64 "},\n",
@@ -356,6 +389,9 @@ static void add_config(ms__text *text, const predict_work *work)
                      ms__text_bytes(ms_hardware_device_bytes(work->hardware)).text);
         return;
     }
+    if (cli_ranks_divide(&work->ranks)) {
+        return; /* memscale was not run on such ranks */
+    }
     bool ours = places_state(work->plan);
     bool is_usual = work->config.mode == MS_MODE_BALANCED;
     ms__text_add(text, "  to use it   memscale.%s, memscale.Config(",
@@ -378,27 +414,7 @@ static void add_settled(ms__text *text, const predict_work *work)
     }
 }
 
-/* How much of the exchange hides behind computation depends on the loop: both ends are told. */
-static void add_cluster(ms__text *text, const ms_cluster *cluster, const predict_work *work)
-{
-    const ms_cluster_share *share = &work->share;
-    ms__text_add(text, "  ranks       one of %u under %s; %s of its peak are for the exchange\n", cluster->ranks,
-                 cluster->parallelism == MS_PARALLELISM_FSDP ? "FSDP" : "DDP",
-                 ms__text_bytes(share->gathered_bytes).text);
-    if (share->link_bytes_per_s == 0) {
-        ms__text_add(text, "  exchange    %s sent in a step; --link BYTES tells how long that takes\n",
-                     ms__text_bytes(share->sent_bytes).text);
-        return;
-    }
-    uint64_t step_ns = work->plan->replay.step_ns;
-    ms__text_add(text, "  exchange    %s sent in a step, %s at %s/s; ", ms__text_bytes(share->sent_bytes).text,
-                 ms__text_ns(share->exchange_ns).text, ms__text_bytes(share->link_bytes_per_s).text);
-    ms__text_add(text, "a step takes %s if it hides behind computation, ",
-                 ms__text_ns(ms__max_u64(step_ns, share->exchange_ns)).text);
-    ms__text_add(text, "%s if it does not\n", ms__text_ns(ms__add_sat(step_ns, share->exchange_ns)).text);
-}
-
-static char *table_of(const predict_request *request, const predict_work *work)
+static char *table_of(const predict_work *work)
 {
     ms__text text = {0};
     const ms_graph *graph = work->graph;
@@ -415,8 +431,8 @@ static char *table_of(const predict_request *request, const predict_work *work)
                  ms__text_bytes(work->smallest_bytes).text, work->smallest_bytes);
     ms__text_add(&text, "%s", plan);
     ms_free(plan);
-    if (request->cluster.ranks > 0) {
-        add_cluster(&text, &request->cluster, work);
+    if (work->ranks.cluster.ranks > 0) {
+        cli_ranks_add_text(&work->ranks, work->plan, &text);
     }
     add_settled(&text, work);
     add_config(&text, work);
@@ -425,42 +441,65 @@ static char *table_of(const predict_request *request, const predict_work *work)
 
 static int show_prediction(const predict_request *request, const predict_work *work)
 {
-    char *text = request->as_graph  ? ms_graph_to_json(work->graph)
-                 : request->as_json ? json_of(request, work)
-                                    : table_of(request, work);
+    char *text = request->as_graph ? ms_graph_to_json(work->graph) : request->as_json ? json_of(work) : table_of(work);
     int status = cli_print_made(text);
     return status == CLI_OK && !request->as_graph && !fits_device(work) ? CLI_FAILED : status;
+}
+
+static int answer(const predict_request *request, predict_work *work)
+{
+    int status = CLI_OK;
+    if (!request->as_graph) {
+        status = cli_load_hardware("predict", request->hardware_path, &work->hardware);
+        status = status != CLI_OK ? status : apply_request(request, work);
+    }
+    status = status != CLI_OK ? status : load_graph(request, work);
+    if (status == CLI_OK && !request->as_graph) {
+        status = make_plan(request, work);
+    }
+    return status != CLI_OK ? status : show_prediction(request, work);
 }
 
 int cmd_predict(int argc, char **argv)
 {
     predict_request request = {0};
+    cli_ranks_options *ranks = &request.of_ranks;
     const cli_option table[] = {
-        {"--hf", NULL, &request.hf_path},   {"--batch", NULL, &request.batch},
-        {"--seq", NULL, &request.seq},      {"--budget", NULL, &request.budget},
-        {"--dtype", NULL, &request.dtype},  {"--optimizer", NULL, &request.optimizer},
-        {"--lora", NULL, &request.lora},    {"--hardware", NULL, &request.hardware_path},
-        {"--json", &request.as_json, NULL}, {"--graph", &request.as_graph, NULL},
-        {"--ranks", NULL, &request.ranks},  {"--link", NULL, &request.link},
-        {"--ddp", &request.ddp, NULL},      {"--fsdp", &request.fsdp, NULL},
-        {"--mode", NULL, &request.mode},    {"--host-memory", NULL, &request.host_memory},
+        {"--hf", NULL, &request.hf_path},
+        {"--batch", NULL, &request.batch},
+        {"--seq", NULL, &request.seq},
+        {"--budget", NULL, &request.budget},
+        {"--dtype", NULL, &request.dtype},
+        {"--optimizer", NULL, &request.optimizer},
+        {"--lora", NULL, &request.lora},
+        {"--hardware", NULL, &request.hardware_path},
+        {"--json", &request.as_json, NULL},
+        {"--graph", &request.as_graph, NULL},
+        {"--mode", NULL, &request.mode},
+        {"--host-memory", NULL, &request.host_memory},
+        {"--ranks", NULL, &ranks->ranks},
+        {"--link", NULL, &ranks->link},
+        {"--ddp", &ranks->ddp, NULL},
+        {"--fsdp", &ranks->fsdp, NULL},
+        {"--tp", NULL, &ranks->tensor},
+        {"--sp", &ranks->by_sequence, NULL},
+        {"--pp", NULL, &ranks->stages},
+        {"--microbatches", NULL, &ranks->microbatches},
+        {"--mixed", &ranks->mixed, NULL},
+        {"--technique", NULL, &request.technique},
+        {"--compile", &request.compiles, &request.backend},
     };
     int status = cli_parse(argc, argv, table, sizeof table / sizeof table[0], help);
     if (status != CLI_GO_ON) {
         return status;
     }
     predict_work work = {0};
-    status = check_request(&request);
-    status = status != CLI_OK ? status : load_graph(&request, &work);
-    if (status == CLI_OK && !request.as_graph) {
-        status = cli_load_hardware("predict", request.hardware_path, &work.hardware);
-        status = status != CLI_OK ? status : apply_request(&request, &work);
-        status = status != CLI_OK ? status : make_plan(&request, &work);
-    }
-    status = status != CLI_OK ? status : show_prediction(&request, &work);
+    status = check_request(&request, &work);
+    status = status != CLI_OK ? status : answer(&request, &work);
     ms_graph_free(work.graph);
     ms_free(work.hardware);
     ms_plan_free(work.plan);
     ms_plan_free(work.settled);
+    cli_ranks_free(&work.ranks);
     return status;
 }

@@ -174,6 +174,10 @@ def test_predictions_are_valid(run):
     prediction = json.loads(run("predict", *arguments, "--json"))
     validator("predict").validate(prediction)
     validator("predict").validate(json.loads(run("predict", *arguments, "--ranks", "4", "--ddp", "--json")))
+    arguments[1] = DATA / "hf_llama.json"
+    divided = ["--ranks", 8, "--tp", 2, "--sp", "--pp", 2, "--fsdp", "--mixed", "--batch", 4, "--seq", 32]
+    parts = run("predict", *arguments[:2], *divided, *arguments[6:], "--technique", "keep", "--json")
+    validator("predict").validate(json.loads(parts))
     validator("plan").validate(prediction["plan"])
     assert len(prediction["layers"]) == 12
     assert prediction["smallest_budget_bytes"] <= prediction["need_bytes"]

@@ -61,6 +61,15 @@ static uint64_t peak_of(const fixture *f)
     return peak_bytes;
 }
 
+static uint64_t gradients_of(const ms_graph *graph)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < graph->storage_count; i++) {
+        bytes += graph->storages[i].role == MS_STORAGE_GRADIENT ? graph->storages[i].bytes : 0;
+    }
+    return bytes;
+}
+
 static void one_rank_is_a_process_alone(void **state)
 {
     (void)state;
@@ -106,11 +115,7 @@ static void fsdp_divides_what_stays_and_gathers_what_runs(void **state)
     assert_int_equal(f->share.sent_bytes, moved_bytes * 7 / 8);
     assert_int_equal(f->share.exchange_ns, 0); /* nobody knows the rate between these machines */
     assert_false(f->config.enable_offloading);
-    uint64_t gradients = 0;
-    for (uint32_t i = 0; i < f->graph->storage_count; i++) {
-        gradients += f->graph->storages[i].role == MS_STORAGE_GRADIENT ? f->graph->storages[i].bytes : 0;
-    }
-    assert_int_equal(gradients, root_bytes + LAYERS * layer_bytes / 8);
+    assert_int_equal(gradients_of(f->graph), root_bytes + LAYERS * layer_bytes / 8);
     closed(f);
 }
 
@@ -156,6 +161,75 @@ static void links_and_hosts_are_those_of_the_card(void **state)
     closed(f);
 }
 
+/* Microbatches gather nothing again, and their gradients are whole until the last of them: in FP32 with mixed
+ * precision, for which the graph stands for BF16. */
+static void a_stage_under_fsdp_stays_gathered(void **state)
+{
+    (void)state;
+    for (uint64_t width = 1; width <= 2; width++) {
+        fixture *f = opened(NULL);
+        ms_cluster cluster = {.ranks = 8, .parallelism = MS_PARALLELISM_FSDP, .stages = 2, .microbatches = 4};
+        cluster.mixed = width == 2;
+        apply(f, cluster);
+        assert_int_equal(f->graph->residents.parameter_bytes, width * model_bytes / 4);
+        assert_int_equal(f->share.gathered_bytes, model_bytes + width * layer_bytes);
+        assert_int_equal(f->share.sent_bytes, (1 + width) * model_bytes * 3 / 4);
+        assert_int_equal(gradients_of(f->graph), width * model_bytes);
+        closed(f);
+    }
+}
+
+/* The graph stands for BF16 here; only its bytes count. */
+static void mixed_precision_keeps_twice_and_gathers_once(void **state)
+{
+    (void)state;
+    fixture *f = opened(NULL);
+    apply(f, (ms_cluster){.ranks = 4, .parallelism = MS_PARALLELISM_FSDP, .mixed = true});
+    assert_int_equal(f->graph->residents.parameter_bytes, 2 * model_bytes / 4);
+    assert_int_equal(f->graph->loop.optimizer_state_bytes, 4 * model_bytes / 4);
+    assert_int_equal(f->share.gathered_bytes, root_bytes + 5 * layer_bytes);
+    uint64_t moved_bytes = 2 * LAYERS * layer_bytes + root_bytes + 2 * model_bytes;
+    assert_int_equal(f->share.sent_bytes, moved_bytes * 3 / 4);
+    closed(f);
+}
+
+static void a_pipeline_waits_for_its_ends(void **state)
+{
+    (void)state;
+    const ms_cluster cluster = {.ranks = 4, .stages = 4, .microbatches = 12};
+    const ms_cluster_share share = {
+        .exchange_ns = 400, .tensor_ns = 10, .stage_ns = 5, .optimizer_ns = 50, .sent_bytes = 1};
+    assert_int_equal(ms_cluster_idle_permille(&cluster), 200);
+    assert_int_equal(ms_cluster_step_ns(&cluster, &share, 150, true), 15 * 110 + 50);
+    assert_int_equal(ms_cluster_step_ns(&cluster, &share, 150, false), 15 * 115 + 400 + 50);
+    const ms_cluster flat = {.ranks = 4, .parallelism = MS_PARALLELISM_DDP};
+    assert_int_equal(ms_cluster_idle_permille(&flat), 0);
+    assert_int_equal(ms_cluster_step_ns(&flat, &share, 150, true), 400 + 50);
+    assert_int_equal(ms_cluster_copies(&cluster), 1);
+    assert_int_equal(ms_cluster_copies(&flat), 4);
+}
+
+static void ranks_that_form_no_mesh_are_refused(void **state)
+{
+    (void)state;
+    const struct {
+        ms_cluster cluster;
+        const char *text;
+    } wrong[] = {
+        {{.ranks = 6, .tensor_ranks = 4, .parallelism = MS_PARALLELISM_FSDP}, "no multiple"},
+        {{.ranks = 8, .tensor_ranks = 4}, "2 copies"},
+        {{.ranks = 4, .parallelism = MS_PARALLELISM_DDP, .mixed = true}, "mixed"},
+    };
+    fixture *f = opened(NULL);
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        ms_error err;
+        const ms_cluster *cluster = &wrong[i].cluster;
+        assert_int_equal(ms_cluster_apply(cluster, f->graph, f->hardware, &f->config, &f->share, &err), MS_EINVAL);
+        assert_non_null(strstr(err.text, wrong[i].text));
+    }
+    closed(f);
+}
+
 static void wrong_numbers_of_ranks_change_nothing(void **state)
 {
     (void)state;
@@ -182,6 +256,10 @@ int main(void)
         cmocka_unit_test(fsdp_divides_what_stays_and_gathers_what_runs),
         cmocka_unit_test(more_ranks_take_less_each),
         cmocka_unit_test(links_and_hosts_are_those_of_the_card),
+        cmocka_unit_test(a_stage_under_fsdp_stays_gathered),
+        cmocka_unit_test(mixed_precision_keeps_twice_and_gathers_once),
+        cmocka_unit_test(a_pipeline_waits_for_its_ends),
+        cmocka_unit_test(ranks_that_form_no_mesh_are_refused),
         cmocka_unit_test(wrong_numbers_of_ranks_change_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

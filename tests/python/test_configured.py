@@ -142,3 +142,24 @@ def test_what_no_trace_answers_is_told_in_one_line(
     assert (done.returncode, done.stdout) == (2, "")
     assert heard in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def _decoder_in(folder: pathlib.Path) -> str:
+    path = folder / "config.json"
+    path.write_text(json.dumps({"model_type": "llama", **DECODER}), encoding="utf-8")
+    return str(path)
+
+
+def test_compiled_layers_are_measured(tmp_path: pathlib.Path) -> None:
+    asked = ("--hf", _decoder_in(tmp_path), "--batch", "16", "--seq", "64", "--graph")
+    graphs = [json.loads(_predict(*asked, *more).stdout) for more in ((), ("--compile", "aot_eager"))]
+    written, compiled = ([n for n in graph["nodes"] if n["kind"] == "layer"] for graph in graphs)
+    assert [n["name"] for n in compiled] == [n["name"] for n in written] and len(compiled) == 2
+    assert all({"compiled", "measured"} <= set(n["flags"]) for n in compiled)
+    assert all(min(graphs[1]["profiles"][n["profile"]]["measured_ns"]) > 0 for n in compiled)
+    assert graphs[0]["residents"]["parameter_bytes"] == graphs[1]["residents"]["parameter_bytes"]
+
+
+def test_what_can_not_be_compiled_is_named(tmp_path: pathlib.Path) -> None:
+    done = _predict("--hf", _decoder_in(tmp_path), "--batch", "1", "--seq", "8", "--compile", "fast")
+    assert done.returncode != 0 and "--compile fast: torch has" in done.stderr

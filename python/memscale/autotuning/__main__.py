@@ -13,7 +13,7 @@ import warnings
 from typing import Any
 
 from ..errors import IntegrationError, MemScaleError
-from .configured import DTYPES, OPTIMIZERS, model_of, optimizer_of, sample_of
+from .configured import DTYPES, OPTIMIZERS, compiled_graph, model_of, optimizer_of, sample_of
 
 
 def _configuration(path: str) -> Any:
@@ -35,7 +35,11 @@ def _graph(arguments: argparse.Namespace) -> str:
 
     model = model_of(_configuration(arguments.hf), arguments.dtype, arguments.lora)
     sample = sample_of(model, arguments.batch, arguments.seq)
-    return MemoryProfiler().trace(model, (), sample, optimizer=optimizer_of(model, arguments.optimizer))
+    optimizer = optimizer_of(model, arguments.optimizer)
+    graph = MemoryProfiler().trace(model, (), sample, optimizer=optimizer)
+    if arguments.compile is not None:
+        return compiled_graph(model, sample, optimizer, graph, arguments.compile)
+    return graph
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -47,6 +51,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--dtype", choices=DTYPES, default=DTYPES[0])
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
     parser.add_argument("--lora", type=int, metavar="RANK")
+    parser.add_argument("--compile", metavar="BACKEND")
     try:
         arguments = parser.parse_args(argv)
     except argparse.ArgumentError as error:

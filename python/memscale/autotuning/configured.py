@@ -7,6 +7,7 @@ The weights lie in maps that nothing touches, so a model of any size can be buil
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from ..errors import IntegrationError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DTYPES", "OPTIMIZERS", "model_of", "optimizer_of", "sample_of"]
+__all__ = ["DTYPES", "OPTIMIZERS", "compiled_graph", "model_of", "optimizer_of", "sample_of"]
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -108,6 +109,49 @@ def _tokens(batch: int, sequence: int | None) -> tuple[int, int]:
     if sequence is None:
         raise IntegrationError("the model takes tokens: give the length of a sequence (--seq)")
     return batch, sequence
+
+
+# ---- compiled layers ----------------------------------------------------------------------
+
+
+def compiled_graph(
+    model: torch.nn.Module, sample: dict[str, torch.Tensor], optimizer: torch.optim.Optimizer, graph: str, backend: str
+) -> str:
+    """The graph of the same step with its repeated layers compiled, each kind as it was seen to run on this machine.
+
+    Args:
+        graph: of the step as written; it names the layers.
+        backend: of `torch.compile`.
+
+    Raises:
+        IntegrationError: torch does not know the backend, the model repeats no layer, or a layer's compiled call can't
+            be measured.
+    """
+    import torch
+
+    from .. import _core
+    from ..tracing.compiled_calls import CompiledCalls, MeasuredCalls
+    from ..tracing.profiler import MemoryProfiler
+
+    if backend not in torch.compiler.list_backends(None):
+        raise IntegrationError(f"--compile {backend}: torch has {', '.join(torch.compiler.list_backends())}")
+    names = {node["name"] for node in json.loads(graph)["nodes"] if node["kind"] == "layer"}
+    if not names:
+        raise IntegrationError("--compile: the model has no repeated layers, which are what is compiled")
+    for name in names:
+        model.get_submodule(name).compile(backend=backend)
+    calls = CompiledCalls()
+    traced = MemoryProfiler().trace(model, (), sample, optimizer=optimizer, calls=calls)
+    if _core.hostmem_install() != "slots":
+        raise IntegrationError("--compile: the bytes of this process's tensors can't be counted exactly")
+    try:
+        measured = MeasuredCalls().put_into(traced, calls, torch.device("cpu"), is_training=True)
+    finally:
+        _core.hostmem_uninstall()
+    for node in json.loads(measured)["nodes"]:
+        if node["name"] in names and "measured" not in node["flags"]:
+            raise IntegrationError(f"--compile: layer {node['name']}'s compiled call can't be measured here")
+    return measured
 
 
 # ---- optimizers ---------------------------------------------------------------------------

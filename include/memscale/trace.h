@@ -142,6 +142,9 @@ MS_API int ms_trace_head_backward_end(ms_trace *trace, uint64_t head, uint64_t g
 /* Another: the operator ran on a GPU. Only convolutions have a figure there. */
 #define MS_WORKSPACE_GPU (UINT32_C(1) << 30)
 
+/* Another: torch unfolds the images of this convolution, because oneDNN has no kernel for their 16-bit type on this CPU. */
+#define MS_WORKSPACE_UNFOLDS (UINT32_C(1) << 29)
+
 /* Bytes that an operator takes at most on a CPU, or is expected to take on a GPU, beside operands and results. `name` is torch's. Bit i of `copied` says
  * that the operator copies input i first: it has gaps or repeats elements (an expanded gradient), is the image that is not
  * in channels_last, or is converted to another type of the same size. Types of other sizes are seen from the operands.

@@ -47,10 +47,20 @@ static bool is_small_image(const convolution *c)
     return ms__mul_sat(ms__mul_sat(input->size[1], input->size[2]), input->size[3]) <= SMALL_IMAGE_ELEMENTS;
 }
 
-/* Without a kernel of oneDNN (fp64, complex, a small image): the whole batch unfolded, one column of a filter's length per place
- * of the output. Groups are cut out and joined again. */
+/* A filter of one place that does not stride reads its images as they are. */
+static bool is_pointwise(const convolution *c)
+{
+    return c->weight->rank == 4 && c->weight->size[2] == 1 && c->weight->size[3] == 1 &&
+           c->input->size[2] == c->output->size[2] && c->input->size[3] == c->output->size[3];
+}
+
+/* Without a kernel of oneDNN (fp64, complex, a small image, 16-bit numbers on many CPUs): the whole batch unfolded, one
+ * column of a filter's length per place of the output. Groups are cut out and joined again. */
 static uint64_t columns_bytes(const convolution *c)
 {
+    if (is_pointwise(c) && !has_groups(c)) {
+        return 0;
+    }
     uint32_t last = c->input->rank - 1;
     const ms_operand *image = c->output->size[last] > c->input->size[last] ? c->input : c->output; /* transposed */
     uint64_t per_channel = image->bytes / ms__max_u64(image->size[1], 1);
@@ -323,8 +333,9 @@ static bool is_convolution(const char *name, const ms_operand *inputs, size_t in
 }
 
 uint64_t ms__workspace_bytes(const char *name, const ms_operand *inputs, size_t input_count, const ms_operand *outputs,
-                             size_t output_count, bool channels_last)
+                             size_t output_count, uint32_t copied)
 {
+    bool channels_last = (copied & MS_WORKSPACE_CHANNELS_LAST) != 0;
     convolution c;
     bool forward;
     if (!is_convolution(name, inputs, input_count, outputs, output_count, &c, &forward)) {
@@ -332,6 +343,9 @@ uint64_t ms__workspace_bytes(const char *name, const ms_operand *inputs, size_t 
     }
     if (!is_image(&c)) {
         return 0;
+    }
+    if ((copied & MS_WORKSPACE_UNFOLDS) != 0) {
+        return columns_bytes(&c);
     }
     if (channels_last) {
         return padded_filter_bytes(&c);
@@ -363,11 +377,11 @@ uint64_t ms_workspace_bytes(const char *name, const ms_operand *inputs, size_t i
         bool is_one = is_convolution(name, inputs, input_count, outputs, output_count, &c, &forward);
         return is_one && is_image(&c) ? gpu_bytes(&c, channels_last) : 0;
     }
-    uint64_t bytes = ms__workspace_bytes(name, inputs, input_count, outputs, output_count, channels_last);
+    uint64_t bytes = ms__workspace_bytes(name, inputs, input_count, outputs, output_count, copied);
     if (channels_last && bytes == 0) {
         return 0;
     }
-    for (size_t i = 0; i < input_count && i < 30; i++) {
+    for (size_t i = 0; i < input_count && i < 29; i++) {
         bytes = ms__add_sat(bytes, (copied >> i & 1) != 0 ? inputs[i].bytes : 0);
     }
     return bytes;

@@ -9,8 +9,8 @@
 
 #include "memscale/trace.h"
 
-/* ms_workspace_bytes() without copies of operands. */
+/* ms_workspace_bytes() on a CPU, without copies of operands: of `copied`, only the bits about convolutions count. */
 uint64_t ms__workspace_bytes(const char *name, const ms_operand *inputs, size_t input_count, const ms_operand *outputs,
-                             size_t output_count, bool channels_last);
+                             size_t output_count, uint32_t copied);
 
 #endif

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +24,8 @@ from ..base.walk import first_output, plain_leaves, shape_of, tensors_of, versio
 
 __all__ = ["NO_NODE", "LiveTracer", "is_maker"]
 
-_CHANNELS_LAST, _ON_GPU = 1 << 31, 1 << 30  # MS_WORKSPACE_CHANNELS_LAST, MS_WORKSPACE_GPU
+_CHANNELS_LAST, _ON_GPU, _UNFOLDS = 1 << 31, 1 << 30, 1 << 29  # MS_WORKSPACE_CHANNELS_LAST, _GPU, _UNFOLDS
+_HALF_TYPES = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
 
 # Of results, as C numbers them; all others are 0.
 _ELEMENTS = {torch.bool: 1, torch.bfloat16: 2, torch.float16: 3}
@@ -547,9 +549,19 @@ def _copied(operator: _Operator, args: tuple[Any, ...], result: Any) -> int | No
         return 0
     images = [tensor for tensor in args[:2] if isinstance(tensor, torch.Tensor)]
     last = [_is_channels_last(tensor) for tensor in images]
+    if images and _is_unfolded(images[0].dtype):
+        gaps = [not (tensor.is_contiguous() or is_last) for tensor, is_last in zip(images, last, strict=True)]
+        return _UNFOLDS | sum(1 << place for place, has_gaps in enumerate(gaps) if has_gaps)
     if any(last):
         return _CHANNELS_LAST | sum(1 << place for place, is_last in enumerate(last) if not is_last)
     return sum(1 << place for place, tensor in enumerate(images) if not tensor.is_contiguous())
+
+
+@cache
+def _is_unfolded(dtype: torch.dtype) -> bool:
+    """Whether torch unfolds images of this type, because oneDNN has no kernel for it on this CPU."""
+    asked = _HALF_TYPES.get(dtype)
+    return asked is not None and not getattr(torch.ops.mkldnn, asked)()
 
 
 def _converted(operands: list[torch.Tensor], made: torch.dtype) -> int:

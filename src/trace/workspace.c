@@ -54,19 +54,34 @@ static bool is_pointwise(const convolution *c)
            c->input->size[2] == c->output->size[2] && c->input->size[3] == c->output->size[3];
 }
 
-/* Without a kernel of oneDNN (fp64, complex, a small image, 16-bit numbers on many CPUs): the whole batch unfolded, one
- * column of a filter's length per place of the output. Groups are cut out and joined again. */
+/* The whole batch unfolded: one column of a filter's length per place of the output. */
+static uint64_t batch_columns(const convolution *c)
+{
+    uint32_t last = c->input->rank - 1;
+    const ms_operand *image = c->output->size[last] > c->input->size[last] ? c->input : c->output; /* transposed */
+    uint64_t per_channel = image->bytes / ms__max_u64(image->size[1], 1);
+    return ms__mul_sat(per_channel, ms__operand_elements(c->weight) / ms__max_u64(c->weight->size[0], 1));
+}
+
+/* Without a kernel of oneDNN (fp64, complex, a small image, 16-bit numbers on many CPUs). Groups are cut out and joined
+ * again. */
 static uint64_t columns_bytes(const convolution *c)
 {
     if (is_pointwise(c) && !has_groups(c)) {
         return 0;
     }
     uint32_t last = c->input->rank - 1;
-    const ms_operand *image = c->output->size[last] > c->input->size[last] ? c->input : c->output; /* transposed */
-    uint64_t per_channel = image->bytes / ms__max_u64(image->size[1], 1);
-    uint64_t columns = ms__mul_sat(per_channel, ms__operand_elements(c->weight) / ms__max_u64(c->weight->size[0], 1));
-    bool joins_groups = image == c->output && has_groups(c);
-    return ms__add_sat(columns, joins_groups ? ms__mul_sat(2, larger_image(c)) : 0);
+    bool joins_groups = c->output->size[last] <= c->input->size[last] && has_groups(c);
+    return ms__add_sat(batch_columns(c), joins_groups ? ms__mul_sat(2, larger_image(c)) : 0);
+}
+
+enum { IMAGES_SUMMED = 3 };
+
+/* 16-bit gradients of columns are summed in a wider type, up to three images' worth at a time. */
+static uint64_t unfolded_bytes(const convolution *c, bool forward)
+{
+    uint64_t image = batch_columns(c) / ms__max_u64(c->input->size[0], 1);
+    return ms__add_sat(columns_bytes(c), forward ? 0 : ms__mul_sat(IMAGES_SUMMED, image));
 }
 
 /* One image is reordered at a time; a transposed convolution, whose output grows, holds two. */
@@ -345,7 +360,7 @@ uint64_t ms__workspace_bytes(const char *name, const ms_operand *inputs, size_t 
         return 0;
     }
     if ((copied & MS_WORKSPACE_UNFOLDS) != 0) {
-        return columns_bytes(&c);
+        return unfolded_bytes(&c, forward);
     }
     if (channels_last) {
         return padded_filter_bytes(&c);

@@ -197,8 +197,8 @@ typedef enum ms_overrun { MS_OVERRUN_NONE, MS_OVERRUN_SLIGHT, MS_OVERRUN_FAR } m
 MS_API ms_overrun ms_pipeline_overrun(const ms_plan *plan, const ms_observation *observation);
 
 /*
- * What a step's operators took beyond the estimate, kept between runs in the user's cache. A later run of the same step
- * on this machine plans for it from its first step on. `software` names what computes, such as torch's version and its
+ * The user's cache keeps what a step's operators took beyond the estimate. A later run of the same step on this machine
+ * plans for it from its first step on. `software` names what computes, such as torch's version and its
  * number of threads; `cache_dir` as in ms_hardware_options. A step is known by its graph without the loop.
  *
  * ms_pipeline_keep_scratch() is called after ms_pipeline_observe() has corrected the process of a CPU host from `before`

@@ -71,38 +71,33 @@ ms__value ms__spread(ms__tape *tape, ms__value a)
     return out;
 }
 
-/* Every rank's gradient is that of the sum. */
-ms__value ms__reduced(ms__tape *tape, ms__value a)
+/* What the ranks of a layer do together; one alone has it already. */
+static ms__value together(ms__tape *tape, ms__value a, ms__derivative derivative,
+                          ms__value (*collective)(ms__tape *tape, ms__value a))
 {
     if (is_alone(tape)) {
         return same(tape, a);
     }
-    int32_t f = MS__OPEN(tape, MS__D_PASS, a);
-    ms__value out = all_reduce(tape, a);
+    int32_t f = MS__OPEN(tape, derivative, a);
+    ms__value out = collective(tape, a);
     ms__close(tape, f, out);
     return out;
+}
+
+/* Every rank's gradient is that of the sum. */
+ms__value ms__reduced(ms__tape *tape, ms__value a)
+{
+    return together(tape, a, MS__D_PASS, all_reduce);
 }
 
 ms__value ms__gathered(ms__tape *tape, ms__value a)
 {
-    if (is_alone(tape)) {
-        return same(tape, a);
-    }
-    int32_t f = MS__OPEN(tape, MS__D_GATHER, a);
-    ms__value out = all_gather(tape, a);
-    ms__close(tape, f, out);
-    return out;
+    return together(tape, a, MS__D_GATHER, all_gather);
 }
 
 ms__value ms__scattered(ms__tape *tape, ms__value a)
 {
-    if (is_alone(tape)) {
-        return same(tape, a);
-    }
-    int32_t f = MS__OPEN(tape, MS__D_SCATTER, a);
-    ms__value out = reduce_scatter(tape, a);
-    ms__close(tape, f, out);
-    return out;
+    return together(tape, a, MS__D_SCATTER, reduce_scatter);
 }
 
 /* torch makes the gradient of all words, and the rank's own part is a view of it. */

@@ -393,3 +393,14 @@ fixture_planning random_planning(uint64_t *seed)
     random_options(&f.config, seed);
     return f;
 }
+
+void golden_line(FILE *golden, bool writes, const char *text)
+{
+    char expected[4096];
+    if (writes) {
+        fputs(text, golden);
+        return;
+    }
+    assert_non_null(fgets(expected, sizeof expected, golden));
+    assert_string_equal(text, expected);
+}

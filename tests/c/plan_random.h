@@ -4,6 +4,8 @@
 #ifndef MS_TEST_PLAN_RANDOM_H
 #define MS_TEST_PLAN_RANDOM_H
 
+#include <stdio.h>
+
 #include "plan_fixture.h"
 
 /* The next number of a sequence, below `below`. The seed is never 0. */
@@ -17,5 +19,8 @@ ms_graph *random_graph(uint64_t *seed);
 
 /* A random graph on a random machine under random options. Closed by fixture_close(). */
 fixture_planning random_planning(uint64_t *seed);
+
+/* `text` becomes the next line of a golden table, or else must be that line, of at most 4095 characters. */
+void golden_line(FILE *golden, bool writes, const char *text);
 
 #endif

@@ -71,7 +71,7 @@ def _with_memory(hardware: str, device: torch.device, state_bytes: int) -> str:
 
 
 def _software() -> str:
-    """What computes: the memory beside tensors depends on it."""
+    """Names the software that computes, because the memory beside tensors depends on it."""
     import torch
 
     return f"torch {torch.__version__}, {torch.get_num_threads()} threads"

@@ -133,18 +133,13 @@ static void write_step(FILE *out, uint64_t seed)
 
 static void compare_step(FILE *golden, bool writes, uint64_t seed)
 {
-    char *text = NULL, expected[LINE_MOST];
+    char *text = NULL;
     size_t length = 0;
     FILE *out = open_memstream(&text, &length);
     assert_non_null(out);
     write_step(out, seed);
     assert_int_equal(fclose(out), 0);
-    if (writes) {
-        fputs(text, golden);
-    } else {
-        assert_non_null(fgets(expected, sizeof expected, golden));
-        assert_string_equal(text, expected);
-    }
+    golden_line(golden, writes, text);
     free(text);
 }
 

@@ -121,18 +121,13 @@ static void write_candidates(FILE *out, const char *name, fixture_planning *f)
 /* The next line of the table is that of the documents, or becomes it. Closes them. */
 static void compare_candidates(FILE *golden, bool writes, const char *name, fixture_planning *f)
 {
-    char *text = NULL, expected[LINE_MOST];
+    char *text = NULL;
     size_t length = 0;
     FILE *out = open_memstream(&text, &length);
     assert_non_null(out);
     write_candidates(out, name, f);
     assert_int_equal(fclose(out), 0);
-    if (writes) {
-        fputs(text, golden);
-    } else {
-        assert_non_null(fgets(expected, sizeof expected, golden));
-        assert_string_equal(text, expected);
-    }
+    golden_line(golden, writes, text);
     free(text);
 }
 

@@ -9,7 +9,7 @@
 #include "plan_random.h"
 #include "sim/step_options.h"
 
-enum { STEPS = 150, DRAWS = 50, NODES_MOST = 16, LINE_MOST = 256 };
+enum { STEPS = 150, DRAWS = 50, NODES_MOST = 16 };
 
 /* ---- promises ---------------------------------------------------------------------- */
 
@@ -161,18 +161,13 @@ static void random_replays_keep_promises_and_are_the_golden_ones(void **state)
     FILE *golden = fopen(test_data("sim/random_steps.golden"), writes ? "w" : "r");
     assert_non_null(golden);
     for (uint64_t step = 1; step <= STEPS; step++) {
-        char *text = NULL, expected[LINE_MOST];
+        char *text = NULL;
         size_t length = 0;
         FILE *out = open_memstream(&text, &length);
         assert_non_null(out);
         write_step(out, step * 104729);
         assert_int_equal(fclose(out), 0);
-        if (writes) {
-            fputs(text, golden);
-        } else {
-            assert_non_null(fgets(expected, sizeof expected, golden));
-            assert_string_equal(text, expected);
-        }
+        golden_line(golden, writes, text);
         free(text);
     }
     assert_int_equal(fclose(golden), 0);

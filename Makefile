@@ -14,7 +14,7 @@ SCHEDULES ?= 48
 export TORCH_SPEC PYTHON SCHEDULES
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-server soak-server test-cuda docs bench bench-xl bench-larger soak lint fuzz wheel clean nasty loops coverage
+.PHONY: help build demo test test-server soak-server test-cuda docs bench bench-xl bench-larger soak lint fuzz wheel clean nasty loops compiled coverage
 
 help:
 	@echo "Targets:"
@@ -32,6 +32,7 @@ help:
 	@echo "  soak   ten minutes: the offload engine, then small models, under random plans, faults and interrupts"
 	@echo "  nasty  every layer and loop of tests/python/nasty under every plan, and an interrupt at every line"
 	@echo "  loops  thirty training loops like those of public scripts: bits, budgets, log lines and plans"
+	@echo "  compiled  twelve models compiled layer by layer, under every technique: bits, and compilations"
 	@echo "  coverage  branches of C and Python that the tests take (an hour)"
 	@echo "  lint   static checks of C and Python"
 	@echo "  fuzz   build the libFuzzer targets with clang and run each for a minute"
@@ -77,6 +78,9 @@ nasty:
 
 loops:
 	@scripts/loops.sh
+
+compiled:
+	@scripts/compiled.sh
 
 coverage:
 	@scripts/coverage.sh

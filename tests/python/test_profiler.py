@@ -250,6 +250,20 @@ def test_integers_of_the_batch_are_known_if_the_forward_reads_them():
     assert Replay(few).peak < Replay(traced).peak
 
 
+def test_a_search_for_padding_saves_nothing_more():
+    """transformers looks for the padding token among the first and last tokens, and warns; it then masks nothing."""
+    case = MODELS["gpt2"]()
+    _, kwargs = case.batch(0)
+    case.model.config.pad_token_id = None
+    for module in case.model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0  # selects the kernel that saves a mask
+    plain = Replay(trace(case.model, **kwargs))
+    case.model.config.pad_token_id = 1
+    searched = Replay(trace(case.model, **kwargs))
+    assert searched.saved == plain.saved and searched.peak == plain.peak
+
+
 def test_places_of_known_values_are_known():
     def decide(x, y):
         return torch.tensor([0, 3, 0]).nonzero()[0, 0] == 1

@@ -65,7 +65,7 @@ class _Way(NamedTuple):
     knows_integers: bool
 
 
-_WAYS = _Way(True, False), _Way(False, False), _Way(True, True)
+_WAYS = _Way(True, False), _Way(True, True), _Way(False, False)
 
 
 class MemoryProfiler:
@@ -107,9 +107,9 @@ class MemoryProfiler:
                 not given, an AdamW's state is assumed.
             calls: records how layers are called.
 
-        The first attempt lets transformers branch on values (`libraries_branch_on_values`). It fails if
-        such a value is not known, and a second attempt traces without those branches. If both fail because the forward
-        reads a value, as a loss that takes the lengths of labels does, a third takes the integers of the sample.
+        The first attempt lets transformers branch on values (`libraries_branch_on_values`). If it fails because the
+        forward reads a value that is not known (a loss takes the lengths of labels; transformers looks for padding
+        among tokens), the second takes the integers of the sample. The last traces without those branches.
 
         With `enable_tiling` the step is traced a second time, with position-wise modules in tiles.
 
@@ -153,7 +153,7 @@ class MemoryProfiler:
         failed: ProfileError | None = None
         for way in _WAYS:
             if way.knows_integers and not reads_values(failed):
-                break
+                continue
             try:
                 return self._trace(model, args, kwargs, stepping, way, calls), way
             except ProfileError as error:

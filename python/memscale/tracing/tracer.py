@@ -600,4 +600,4 @@ def _changed(frame: _Frame, leaves: list[Any]) -> bool:
 
 def _updates_statistics(module: torch.nn.Module) -> bool:
     """Whether a forward writes running statistics, which no version counter shows."""
-    return module.training and module._buffers.get("running_mean") is not None
+    return module._buffers.get("running_mean") is not None and module.training

@@ -613,3 +613,12 @@ def a_branch_that_flips_before_backward() -> Subject:
         turn[0] += 1
 
     return Subject(stack(body), before_backward=change)
+
+
+@case("autograd")
+def layers_without_a_training_mode() -> Subject:
+    def prepare(block: Any) -> None:
+        for module in block.modules():
+            del module.training
+
+    return Subject(stack(lambda self, x: functional.gelu(x), prepare))

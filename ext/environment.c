@@ -120,40 +120,61 @@ static PyObject *set_float_control(PyObject *module, PyObject *number)
 
 static PyObject *leave_function; /* leave_environment() of the module */
 static PyObject *is_grad_enabled, *set_grad_enabled, *function_modes, *dispatch_modes;
-static PyObject *is_autocast, *nest_autocast, *leave_autocast, *clear_casts;
+static PyObject *is_autocast, *nest_autocast, *leave_autocast, *clear_casts, *are_hooks_allowed;
 
 /* Looks torch's functions up once. */
 static int find_functions(void)
 {
     static const struct {
         PyObject **place;
-        const char *name;
+        const char *module, *name;
     } wanted[] = {
-        {&is_grad_enabled, "is_grad_enabled"},           {&set_grad_enabled, "_set_grad_enabled"},
-        {&function_modes, "_len_torch_function_stack"},  {&dispatch_modes, "_len_torch_dispatch_stack"},
-        {&is_autocast, "_is_any_autocast_enabled"},      {&nest_autocast, "autocast_increment_nesting"},
-        {&leave_autocast, "autocast_decrement_nesting"}, {&clear_casts, "clear_autocast_cache"},
+        {&is_grad_enabled, "torch._C", "is_grad_enabled"},
+        {&set_grad_enabled, "torch._C", "_set_grad_enabled"},
+        {&function_modes, "torch._C", "_len_torch_function_stack"},
+        {&dispatch_modes, "torch._C", "_len_torch_dispatch_stack"},
+        {&is_autocast, "torch._C", "_is_any_autocast_enabled"},
+        {&nest_autocast, "torch._C", "autocast_increment_nesting"},
+        {&leave_autocast, "torch._C", "autocast_decrement_nesting"},
+        {&clear_casts, "torch._C", "clear_autocast_cache"},
+        {&are_hooks_allowed, "torch._C._autograd", "_saved_tensors_hooks_is_enabled"},
     };
-    if (clear_casts != NULL) {
-        return 0;
-    }
-    PyObject *c = PyImport_ImportModule("torch._C");
-    for (size_t i = 0; c != NULL && i < sizeof wanted / sizeof wanted[0]; i++) {
-        *wanted[i].place = PyObject_GetAttrString(c, wanted[i].name);
+    for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++) {
+        if (*wanted[i].place != NULL) {
+            continue;
+        }
+        PyObject *module = PyImport_ImportModule(wanted[i].module);
+        *wanted[i].place = module != NULL ? PyObject_GetAttrString(module, wanted[i].name) : NULL;
+        Py_XDECREF(module);
         if (*wanted[i].place == NULL) {
-            Py_CLEAR(c);
+            return -1;
         }
     }
-    Py_XDECREF(c);
-    return clear_casts != NULL ? 0 : -1;
+    return 0;
+}
+
+/* The truth of what one of torch's functions without arguments returns; -1 with an exception. */
+static int is_true(PyObject *function)
+{
+    PyObject *value = PyObject_CallNoArgs(function);
+    int truth = value != NULL ? PyObject_IsTrue(value) : -1;
+    Py_XDECREF(value);
+    return truth;
+}
+
+/* Whether any mode is on; -1 with an exception. */
+static int are_modes_on(void)
+{
+    int functions = is_true(function_modes);
+    return functions != 0 ? functions : is_true(dispatch_modes);
 }
 
 /* If the layer has switched autocast on by hand, outside of all of its contexts, nothing would clear the casts of its
  * weights, and the next step would find those of old weights. */
 static int drop_casts(void)
 {
-    PyObject *on = PyObject_CallNoArgs(is_autocast), *done = NULL;
-    int rc = on != NULL ? PyObject_IsTrue(on) : -1;
+    PyObject *done = NULL;
+    int rc = is_true(is_autocast);
     if (rc > 0) {
         PyObject *nesting = PyObject_CallNoArgs(nest_autocast);
         done = nesting != NULL ? PyObject_CallNoArgs(leave_autocast) : NULL;
@@ -166,28 +187,23 @@ static int drop_casts(void)
         rc = done != NULL ? 0 : -1;
     }
     Py_XDECREF(done);
-    Py_XDECREF(on);
     return rc;
 }
 
 /* Calls `end`, which ends all modes, if any is on. */
 static int end_modes(PyObject *end)
 {
-    PyObject *functions = PyObject_CallNoArgs(function_modes), *dispatches = PyObject_CallNoArgs(dispatch_modes);
-    int are_on =
-        functions != NULL && dispatches != NULL ? PyObject_IsTrue(functions) || PyObject_IsTrue(dispatches) : -1;
-    Py_XDECREF(functions);
-    Py_XDECREF(dispatches);
+    int are_on = are_modes_on();
     PyObject *done = are_on > 0 ? PyObject_CallNoArgs(end) : NULL;
     Py_XDECREF(done);
     return are_on == 0 || done != NULL ? 0 : -1;
 }
 
-/* Notes how to put the present state back. */
-static int note_present(PyObject *const *args, PyObject *values, PyObject *states)
+/* Notes how to put the present state back, and how to end modes (None: not to). */
+static int note_present(PyObject *const *args, PyObject *values, PyObject *states, PyObject *end)
 {
     PyObject *grad = PyObject_CallNoArgs(is_grad_enabled);
-    PyObject *back = grad != NULL ? PyTuple_Pack(6, args[1], values, args[5], states, grad, args[6]) : NULL;
+    PyObject *back = grad != NULL ? PyTuple_Pack(6, args[1], values, args[5], states, grad, end) : NULL;
     int rc = back != NULL ? ms_ext_later(args[0], leave_function, back) : -1;
     Py_XDECREF(back);
     Py_XDECREF(grad);
@@ -201,9 +217,14 @@ static PyObject *enter_environment(PyObject *module, PyObject *const *args, Py_s
         !ms_ext_are_states(args[3], args[4]) || find_functions() != 0) {
         return NULL;
     }
+    int are_on = are_modes_on();
+    if (are_on < 0) {
+        return NULL;
+    }
+    bool has_modes = args[6] == Py_None || are_on > 0;
     PyObject *values = ms_ext_read_settings(args[1]), *done = NULL;
     PyObject *states = values != NULL ? ms_ext_read_states(args[5]) : NULL;
-    int rc = states != NULL ? note_present(args, values, states) : -1;
+    int rc = states != NULL ? note_present(args, values, states, has_modes ? Py_None : args[6]) : -1;
     if (rc == 0 && values != args[2]) {
         rc = ms_ext_put_settings(args[1], args[2]);
     }
@@ -212,7 +233,12 @@ static PyObject *enter_environment(PyObject *module, PyObject *const *args, Py_s
     }
     Py_XDECREF(states);
     Py_XDECREF(values);
-    return done;
+    if (done == NULL) {
+        return NULL;
+    }
+    Py_DECREF(done);
+    int casts = is_true(is_autocast), hooks = is_true(are_hooks_allowed);
+    return casts < 0 || hooks < 0 ? NULL : PyBool_FromLong(!has_modes && casts == 0 && hooks > 0);
 }
 
 /* Ends one step of leaving. The first error is raised once all is back. */
@@ -249,10 +275,12 @@ static PyMethodDef methods[] = {
                     "undo, table, values, sources, states, sources_now, end_modes, /",
                     "(Undo, Settings, tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], "
                     "Callable[[], object] | None) "
-                    "-> object",
+                    "-> bool",
                     "Sets settings and random states that were read, each unless it is set already, and enables grad "
-                    "mode. The undo puts the present ones back, even if the layer changes them meanwhile, and calls "
-                    "`end_modes`, a builtin, if modes of torch are on then; None leaves them on."),
+                    "mode. The undo puts the present ones back, even if the layer changes them meanwhile. `end_modes` "
+                    "is a builtin if no modes of torch were on, else None: if none are on now either, the undo calls "
+                    "it if some are on then. Returns whether that was all: the caller puts modes on or off, counts "
+                    "a level of autocast, and allows saved-tensor hooks."),
     MS_EXT_FUNCTION("leave_environment", MS_EXT_FAST(leave_environment), METH_FASTCALL,
                     "table, values, sources, states, is_grad_enabled, end_modes, /",
                     "(Settings, tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], bool, Callable[[], object] | None) "

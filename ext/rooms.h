@@ -15,6 +15,7 @@
     X(config) \
     X(environment) \
     X(execute) \
+    X(fakes) \
     X(generators) \
     X(graph) \
     X(hardware) \

@@ -13,6 +13,9 @@ ADAMW_BLOCK: int
 
 ADAMW_FP32: int
 
+class DeviceFirst:
+    """A __torch_dispatch__ that tells devices itself."""
+
 class Execution:
     """Executes plans on one model; `replay` replays a layer for the saved tensors that its region is missing."""
 
@@ -405,6 +408,11 @@ def counter_metrics() -> list[tuple[str, str, str, int]]:
 def device_check(name: str, /) -> None:
     """Raises MemScaleError if the kind of device is unknown."""
 
+def device_first(operator: object, kind: type, dispatch: Callable[..., Any], /) -> Any:
+    """A method `__torch_dispatch__` that answers `operator` for a tensor of type `kind` with its attribute
+    fake_device, without bytecode, and calls `dispatch` for all else.
+    """
+
 def device_kinds() -> tuple[dict[str, Any], ...]:
     """The name, label, api, host_is_device and torch_module of each kind of device, the host's first."""
 
@@ -420,10 +428,11 @@ def enter_environment(
     sources_now: tuple[Any, ...],
     end_modes: Callable[[], object] | None,
     /,
-) -> object:
+) -> bool:
     """Sets settings and random states that were read, each unless it is set already, and enables grad mode. The undo
-    puts the present ones back, even if the layer changes them meanwhile, and calls `end_modes`, a builtin, if modes
-    of torch are on then; None leaves them on.
+    puts the present ones back, even if the layer changes them meanwhile. `end_modes` is a builtin if no modes of
+    torch were on, else None: if none are on now either, the undo calls it if some are on then. Returns whether that
+    was all: the caller puts modes on or off, counts a level of autocast, and allows saved-tensor hooks.
     """
 
 def error_table() -> list[tuple[int, str, str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 
 from memscale import _core
 from memscale.errors import MemScaleError
+from memscale.tracing.profiler import MemoryProfiler
 from memscale.tracing.tracer import LiveTracer
 
 
@@ -92,3 +94,22 @@ def test_operators_with_many_dimensions_and_operands_are_reported():
     many = tuple((tuple(range(1, 12)), 7) for _ in range(40))
     trace_object.op("aten.stack.default", many, (((), 4),))
     assert ["work", 0, 284] in json.loads(trace_object.finish())["profiles"][0]["forward"]
+
+
+def test_devices_of_fake_tensors_are_told_without_bytecode():
+    """torch asks for them in functions that let no exception out: an interrupt there would end the process."""
+    asked, before = set(), sys.gettrace()
+
+    def look(frame, event, _):
+        if event == "call" and frame.f_code.co_name == "__torch_dispatch__" and "memscale" in frame.f_code.co_filename:
+            asked.add(frame.f_locals.get("func"))
+
+    model, rows = nn.Sequential(nn.Linear(4, 4), nn.GELU()), torch.randn(2, 4)
+    profiler = MemoryProfiler()
+    sys.settrace(look)
+    try:
+        profiler.trace(model, (rows,))
+    finally:
+        sys.settrace(before)
+    assert torch.ops.aten.gelu.default in asked
+    assert torch.ops.prim.device.default not in asked

@@ -123,12 +123,14 @@ class Environment:
 
     def put(self, undo: Any) -> list[Any]:
         """Sets the recorded environment; `undo` restores the present one. Returns the modes that the caller left."""
-        c, modes = torch._C, self._modes
-        are_none = modes is _NONE and not (c._len_torch_function_stack() or c._len_torch_dispatch_stack())
-        also = _end_all_modes() if are_none else None
+        modes, states = self._modes, self._states
+        end_modes = _end_all_modes() if modes is _NONE else None
         now = random_sources()  # others than at the call, if somebody has replaced a generator
-        _core.enter_environment(undo, settings(), self._settings, self._sources, self._states, now, also)
-        left = [] if are_none else modes.put(undo)
+        if _core.enter_environment(undo, settings(), self._settings, self._sources, states, now, end_modes):
+            return []
+        c = torch._C
+        are_on = c._len_torch_function_stack() or c._len_torch_dispatch_stack()
+        left = modes.put(undo) if are_on or modes is not _NONE else []
         if c._is_any_autocast_enabled():
             # Casts of weights stay cached until the outermost autocast ends, as in torch.autocast.
             if torch.autocast_increment_nesting() == 1:

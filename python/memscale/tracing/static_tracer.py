@@ -14,6 +14,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -68,12 +69,11 @@ class StaticTracer(LiveTracer):
     def _should_skip_dynamo(cls) -> bool:
         return False  # the inherited method does
 
+    # C tells devices: the operator runs thousands of times a step, also where torch's C++ lets no interrupt out.
+    @partial(_core.device_first, _DEVICE, FakeTensor)
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        # This operator runs thousands of times a step, so it bypasses the fake mode.
-        if func is _DEVICE and type(args[0]) is FakeTensor:
-            return args[0].fake_device
         try:
             result = super().__torch_dispatch__(func, types, args, kwargs)
         except (RuntimeError, TypeError, ValueError, IndexError):

@@ -50,7 +50,7 @@ class Evaluation:
 
     def forward_ended(self, model: torch.nn.Module) -> None:
         """The root has run without gradients."""
-        if model.training:
+        if getattr(model, "training", True):
             self.end()
 
     def end(self) -> None:

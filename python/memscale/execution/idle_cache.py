@@ -20,7 +20,7 @@ def without_idle_cache(
     notices: Notices, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any] | None:
     """`kwargs` with ``use_cache=False`` if the model would make a cache of its own; otherwise None."""
-    if not module.training or not makes_cache(module, args, kwargs):
+    if not makes_cache(module, args, kwargs) or not module.training:
         return None
     name = type(module).__name__
     if computes_with_cache(module):

@@ -527,7 +527,7 @@ class Session:
         self._compiled = self._compiled or MeasuredCalls()
         before_bytes = _core.memory_beside_tensors()
         try:
-            graph = self._compiled.put_into(graph, calls, self._device, model.training)
+            graph = self._compiled.put_into(graph, calls, self._device, getattr(model, "training", True))
         except ProfileError as error:
             _log.debug("%s", str(error))
         self.hardware_json = _core.hardware_grow_by(self.hardware_json, before_bytes, _core.memory_beside_tensors())

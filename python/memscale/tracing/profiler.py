@@ -276,7 +276,7 @@ class _StaticStep:
         from ..model.shards import has_shards, silence_gathering
         from .fakes import tensors_in
 
-        if not self._model.training:
+        if not getattr(self._model, "training", True):
             self._model.train()
         if has_shards(self._model):
             silence_gathering(self._model)

@@ -617,8 +617,7 @@ def a_branch_that_flips_before_backward() -> Subject:
 
 @case("autograd")
 def layers_without_a_training_mode() -> Subject:
-    def prepare(block: Any) -> None:
-        for module in block.modules():
-            del module.training
-
-    return Subject(stack(lambda self, x: functional.gelu(x), prepare))
+    model = stack(lambda self, x: functional.gelu(x))
+    for module in model.modules():
+        del module.training
+    return Subject(model)

@@ -71,7 +71,7 @@ ms__value ms__spread(ms__tape *tape, ms__value a)
     return out;
 }
 
-/* What the ranks of a layer do together; one alone has it already. */
+/* Records a collective of the ranks that share a layer. A rank that has the layer alone needs none. */
 static ms__value together(ms__tape *tape, ms__value a, ms__derivative derivative,
                           ms__value (*collective)(ms__tape *tape, ms__value a))
 {

@@ -51,7 +51,7 @@ def train(subject: Subject, model: torch.nn.Module) -> list[Any]:
 
 
 def frames() -> dict[str, int]:
-    """What torch's compiler has looked at and compiled since the process began."""
+    """Counts the frames and graphs that torch's compiler has seen since the process began."""
     return {**counters["frames"], "graphs": counters["stats"]["unique_graphs"]}
 
 
@@ -69,7 +69,7 @@ def difference(expected: Any, found: Any) -> str:
 
 
 def under(subject: Subject, technique: str, expected: list[Any], usual: dict[str, int]) -> list[str]:
-    """What is wrong under a technique, or under the plan that wrap() makes (technique "wrap")."""
+    """Trains under a technique, or if it is "wrap", under the plan that wrap() makes. Returns the broken promises."""
     model, before = compiled(subject), frames()
     if technique == "wrap":
         memscale.wrap(model, FORCED)
@@ -92,7 +92,7 @@ def under(subject: Subject, technique: str, expected: list[Any], usual: dict[str
 
 
 def run(name: str) -> list[str]:
-    """What is wrong with one model."""
+    """Trains one model every way. Returns the broken promises."""
     torch.set_num_threads(1)
     torch._inductor.config.compile_threads = 1
     subject = SUBJECTS[name]

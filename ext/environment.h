@@ -1,6 +1,6 @@
 /*
- * environment.h - the parts of the process's state that a replay sets together: settings (settings.c), random states
- * (generators.c), grad mode and the processor's floating-point control (environment.c).
+ * environment.h - the parts of the process's state that a replay sets together (inventory.c): settings (settings.c), random
+ * states (generators.c) and the processor's floating-point control (environment.c).
  */
 #ifndef MS_EXT_ENVIRONMENT_H
 #define MS_EXT_ENVIRONMENT_H
@@ -17,6 +17,9 @@ PyObject *ms_ext_read_settings(PyObject *table);
 /* Sets every setting of the table that differs from what was read. */
 int ms_ext_put_settings(PyObject *table, PyObject *values);
 
+/* Whether this is a table; raises TypeError if not. */
+bool ms_ext_is_settings(PyObject *table);
+
 /* Whether these are a table and what it read; raises ValueError if not. */
 bool ms_ext_are_settings(PyObject *table, PyObject *values);
 
@@ -28,5 +31,8 @@ int ms_ext_write_states(PyObject *sources, PyObject *states, PyObject *now);
 
 /* Whether these are sources and a state for each; raises if not. */
 bool ms_ext_are_states(PyObject *sources, PyObject *states);
+
+/* guards_hold(); -1 with an exception. */
+int ms_ext_guards_hold(PyObject *guards);
 
 #endif

@@ -229,9 +229,20 @@ static PyObject *heap_bytes(PyObject *module, PyObject *number)
 
 /* ---- several generators ------------------------------------------------------------------- */
 
+/* None if it is missing. */
+static PyObject *read_item(PyObject *holder, PyObject *name)
+{
+    PyObject *value = PyDict_GetItemWithError(holder, name);
+    return value != NULL || PyErr_Occurred() != NULL ? Py_XNewRef(value) : Py_NewRef(Py_None);
+}
+
 static PyObject *read_source(PyObject *source)
 {
-    return PyTuple_Check(source) ? PyObject_CallNoArgs(PyTuple_GetItem(source, 0)) : memory_read(source, NULL);
+    if (!PyTuple_Check(source)) {
+        return memory_read(source, NULL);
+    }
+    PyObject *first = PyTuple_GetItem(source, 0);
+    return PyDict_Check(first) ? read_item(first, PyTuple_GetItem(source, 1)) : PyObject_CallNoArgs(first);
 }
 
 static int write_source(PyObject *source, PyObject *state)
@@ -239,7 +250,11 @@ static int write_source(PyObject *source, PyObject *state)
     if (!PyTuple_Check(source)) {
         return write_state((memory *)source, state);
     }
-    PyObject *done = PyObject_CallFunctionObjArgs(PyTuple_GetItem(source, 1), state, NULL);
+    PyObject *first = PyTuple_GetItem(source, 0), *second = PyTuple_GetItem(source, 1);
+    if (PyDict_Check(first)) {
+        return PyDict_GetItemWithError(first, second) == state ? 0 : PyDict_SetItem(first, second, state);
+    }
+    PyObject *done = PyObject_CallFunctionObjArgs(second, state, NULL);
     Py_XDECREF(done);
     return done != NULL ? 0 : -1;
 }
@@ -252,7 +267,7 @@ static bool are_sources(PyObject *sources)
         are = PyTuple_Check(source) ? PyTuple_Size(source) == 2 : Py_TYPE(source) == memory_type;
     }
     if (!are) {
-        PyErr_SetString(PyExc_TypeError, "sources are a tuple of memories and of pairs of functions");
+        PyErr_SetString(PyExc_TypeError, "sources are a tuple of memories and of pairs");
     }
     return are;
 }
@@ -338,13 +353,19 @@ static int holds_guard(PyObject *guard)
     return is_same;
 }
 
-static PyObject *guards_hold(PyObject *module, PyObject *guards)
+int ms_ext_guards_hold(PyObject *guards)
 {
-    (void)module;
     int hold = PyTuple_Check(guards);
     for (Py_ssize_t i = 0; hold == 1 && i < PyTuple_Size(guards); i++) {
         hold = holds_guard(PyTuple_GetItem(guards, i));
     }
+    return hold;
+}
+
+static PyObject *guards_hold(PyObject *module, PyObject *guards)
+{
+    (void)module;
+    int hold = ms_ext_guards_hold(guards);
     return hold < 0 ? NULL : PyBool_FromLong(hold);
 }
 
@@ -367,12 +388,12 @@ static PyMethodDef methods[] = {
     MS_EXT_FUNCTION("heap_bytes", heap_bytes, METH_O, "address, /", "(int) -> int",
                     "The bytes of the block of memory that malloc() returned this address for."),
     MS_EXT_FUNCTION("read_states", read_states, METH_O, "sources, /",
-                    "(tuple[GeneratorMemory | tuple[Callable[[], Any], Callable[[Any], Any]], ...]) -> tuple[Any, ...]",
-                    "The state of each source: a GeneratorMemory, or functions that read a state and set it."),
-    MS_EXT_FUNCTION(
-        "write_states", write_states, METH_VARARGS, "sources, states, /",
-        "(tuple[GeneratorMemory | tuple[Callable[[], Any], Callable[[Any], Any]], ...], tuple[Any, ...]) -> None",
-        "Puts back what read_states() returned. The first error is raised once all others are set."),
+                    "(tuple[GeneratorMemory | tuple[Any, Any], ...]) -> tuple[Any, ...]",
+                    "The state of each source: a GeneratorMemory; two functions, which read a state and set it; or a "
+                    "dictionary and a key."),
+    MS_EXT_FUNCTION("write_states", write_states, METH_VARARGS, "sources, states, /",
+                    "(tuple[GeneratorMemory | tuple[Any, Any], ...], tuple[Any, ...]) -> None",
+                    "Puts back what read_states() returned. The first error is raised once all others are set."),
     MS_EXT_FUNCTION("guards_hold", guards_hold, METH_O, "guards, /", "(tuple[tuple[Any, str, Any], ...]) -> bool",
                     "Whether each dictionary, or object, still has this object under this name; None stands for a "
                     "missing item of a dictionary."),

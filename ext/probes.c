@@ -65,6 +65,15 @@ uint64_t ms_ext_call_probe(const ms_ext_probe *self)
     return number & ((UINT64_C(1) << (8 * self->bytes)) - 1); /* the rest of the register means nothing */
 }
 
+bool ms_ext_is_same_probe(const ms_ext_probe *a, const ms_ext_probe *b)
+{
+    bool is_same = a->function == b->function && a->arg_count == b->arg_count && a->bytes == b->bytes;
+    for (int i = 0; is_same && i < a->arg_count; i++) {
+        is_same = a->args[i] == b->args[i];
+    }
+    return is_same;
+}
+
 /* Python's name of one of torch's enumerators, as a number: torch's own function `parser` knows it. */
 static int number_of(const char *parser, PyObject *text, uint64_t *number)
 {

@@ -25,6 +25,9 @@ typedef struct ms_ext_probe {
  * a symbol, or -1 with a Python exception. */
 int ms_ext_read_probe(PyObject *given, ms_ext_probe *out);
 
+/* Whether both ask the same function the same. */
+bool ms_ext_is_same_probe(const ms_ext_probe *a, const ms_ext_probe *b);
+
 /* The result, or a number for the array's content. */
 uint64_t ms_ext_call_probe(const ms_ext_probe *probe);
 

@@ -21,6 +21,7 @@
     X(hardware) \
     X(hosted) \
     X(hostmem) \
+    X(inventory) \
     X(loss) \
     X(measured) \
     X(modules) \

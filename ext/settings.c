@@ -32,45 +32,74 @@ static PyTypeObject *settings_type;
 
 /* ---- reading ------------------------------------------------------------------------------- */
 
+/* Adds a probe unless another row has brought it. 1 if this torch lacks it, or there is no room. */
+static int add_probe(settings *self, PyObject *given)
+{
+    ms_ext_probe *probe = &self->probes[self->probe_count];
+    if (self->probe_count == PROBES_MAX) {
+        return 1;
+    }
+    int rc = ms_ext_read_probe(given, probe);
+    bool is_new = rc == 0;
+    for (size_t i = 0; is_new && i < self->probe_count; i++) {
+        is_new = !ms_ext_is_same_probe(&self->probes[i], probe);
+    }
+    self->probe_count += is_new;
+    return rc;
+}
+
 /* Adds the probes of one row; none if this torch lacks one of them. */
 static int add_probes(settings *self, Py_ssize_t row, PyObject *probes)
 {
-    size_t count = self->probe_count;
+    size_t before = self->probe_count;
     int rc = 0;
     for (Py_ssize_t i = 0; rc == 0 && i < PyTuple_Size(probes); i++) {
-        rc = count < PROBES_MAX ? ms_ext_read_probe(PyTuple_GetItem(probes, i), &self->probes[count++]) : 1;
+        rc = add_probe(self, PyTuple_GetItem(probes, i));
     }
-    if (rc == 0 && PyTuple_Size(probes) > 0) {
-        self->probe_count = count;
-    } else {
+    if (rc != 0 || PyTuple_Size(probes) == 0) {
+        self->probe_count = before;
         self->plain[self->plain_count++] = row;
     }
     return rc < 0 ? -1 : 0;
 }
 
+/* The value of an attribute of a module, borrowed: its readers are the module's dictionary and a name. None stands for
+ * one that is missing. NULL with an exception, or without one if the readers are others. */
+static PyObject *look_attribute_up(PyObject *readers)
+{
+    PyObject *holder = PyTuple_Check(readers) ? PyTuple_GetItem(readers, 0) : NULL;
+    if (holder == NULL || !PyDict_Check(holder)) {
+        return NULL;
+    }
+    PyObject *value = PyDict_GetItemWithError(holder, PyTuple_GetItem(readers, 1));
+    return value != NULL || PyErr_Occurred() != NULL ? value : Py_None;
+}
+
+/* A tuple of one part from each reader. */
+static PyObject *read_parts(PyObject *readers)
+{
+    Py_ssize_t count = PyTuple_Size(readers);
+    PyObject *value = PyTuple_New(count);
+    for (Py_ssize_t i = 0; value != NULL && i < count; i++) {
+        PyObject *part = PyObject_CallNoArgs(PyTuple_GetItem(readers, i));
+        if (part == NULL || PyTuple_SetItem(value, i, part) != 0) {
+            Py_CLEAR(value);
+        }
+    }
+    return value;
+}
+
 /* The value of one setting: a new reference. Ellipsis stands for one that torch refuses to read. */
 static PyObject *read_setting(PyObject *readers)
 {
-    PyObject *value = NULL;
     if (PyDict_Check(readers)) {
         return PyDict_Copy(readers);
     }
-    if (PyTuple_Check(readers) && PyDict_Check(PyTuple_GetItem(readers, 0))) {
-        value = PyDict_GetItemWithError(PyTuple_GetItem(readers, 0), PyTuple_GetItem(readers, 1));
-        return value != NULL || PyErr_Occurred() != NULL ? Py_XNewRef(value) : Py_NewRef(Py_None);
+    PyObject *value = look_attribute_up(readers);
+    if (value != NULL || PyErr_Occurred() != NULL) {
+        return Py_XNewRef(value);
     }
-    if (PyTuple_Check(readers)) { /* one part of the value from each */
-        Py_ssize_t count = PyTuple_Size(readers);
-        value = PyTuple_New(count);
-        for (Py_ssize_t i = 0; value != NULL && i < count; i++) {
-            PyObject *part = PyObject_CallNoArgs(PyTuple_GetItem(readers, i));
-            if (part == NULL || PyTuple_SetItem(value, i, part) != 0) {
-                Py_CLEAR(value);
-            }
-        }
-    } else {
-        value = PyObject_CallNoArgs(readers);
-    }
+    value = PyTuple_Check(readers) ? read_parts(readers) : PyObject_CallNoArgs(readers);
     if (value == NULL && PyErr_ExceptionMatches(PyExc_RuntimeError)) {
         PyErr_Clear();
         value = Py_NewRef(Py_Ellipsis);
@@ -103,6 +132,10 @@ static int has_value(PyObject *readers, PyObject *then)
     if (PyDict_Check(readers)) { /* compared in its place, not copied */
         return PyObject_RichCompareBool(readers, then, Py_EQ);
     }
+    if (look_attribute_up(readers) == then) {
+        return 1;
+    }
+    PyErr_Clear(); /* read_setting() raises it again */
     PyObject *now = read_setting(readers);
     int is_same = now != NULL ? PyObject_RichCompareBool(now, then, Py_EQ) : -1;
     Py_XDECREF(now);
@@ -267,6 +300,15 @@ static int put(settings *self, PyObject *values, Py_ssize_t first, Py_ssize_t en
 int ms_ext_put_settings(PyObject *table, PyObject *values)
 {
     return put((settings *)table, values, 0, PyTuple_Size(values));
+}
+
+bool ms_ext_is_settings(PyObject *table)
+{
+    bool is = Py_TYPE(table) == settings_type;
+    if (!is) {
+        PyErr_SetString(PyExc_TypeError, "this takes a table of settings");
+    }
+    return is;
 }
 
 bool ms_ext_are_settings(PyObject *table, PyObject *values)

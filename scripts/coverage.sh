@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Branch coverage: of the C library and the program by gcov, from the C tests, the program's and the fuzz corpora's; of the
-# Python package by coverage.py, from its tests. Prints tables in Markdown and fails if the C tests take less than 85%
-# of the branches.
-#   COVERAGE_TESTS   what pytest runs (tests/python, all of it; "none" leaves Python out)
+# Python package by coverage.py, from its tests and those on the double of CUDA. Prints tables in Markdown and fails if
+# the C tests take less than 85% of the branches.
+#   COVERAGE_TESTS   what pytest runs (all of tests/python and tests/python_cuda; "none" leaves Python out)
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 
@@ -19,8 +19,7 @@ meson test -C build/coverage --no-rebuild --timeout-multiplier 8 >build/coverage
     say "tests failed under coverage; build/coverage.log names them (their branches count all the same)"
 python scripts/coverage.py build/coverage --least 85
 
-tests=${COVERAGE_TESTS:-$ROOT/tests/python}
-[ "$tests" != none ] || exit 0
+[ "${COVERAGE_TESTS:-}" != none ] || exit 0
 say "Python"
 quietly python -m pip install "coverage==$coverage_version"
 mkdir -p build/pytest
@@ -37,8 +36,18 @@ patch =
 sigterm = true
 disable_warnings = module-not-imported, no-data-collected
 END
-# shellcheck disable=SC2086 # several tests
-python -m coverage run --rcfile=coverage.rc -m pytest -q -n auto --dist worksteal -c "$ROOT/pyproject.toml" \
-    --rootdir "$ROOT" $tests || say "tests failed under coverage (their branches count all the same)"
+covered() {
+    python -m coverage run --rcfile=coverage.rc -m pytest -q -n auto --dist worksteal -c "$ROOT/pyproject.toml" \
+        --rootdir "$ROOT" "$@" || say "tests failed under coverage (their branches count all the same)"
+}
+if [ -n "${COVERAGE_TESTS:-}" ]; then
+    # shellcheck disable=SC2086 # several tests
+    covered $COVERAGE_TESTS
+else
+    covered "$ROOT/tests/python"
+    build_plain
+    # A process has one CUDA, torch's or the double.
+    [ ! -e "$ROOT/build/test/tests/torch_double/libtorch_double.so" ] || covered "$ROOT/tests/python_cuda"
+fi
 python -m coverage combine -q --rcfile=coverage.rc
 python -m coverage report --rcfile=coverage.rc --format=markdown

@@ -120,6 +120,19 @@ class GeneratorMemory:
     def write(self, state: Any, /) -> None:
         """Puts back what read() returned, with the lock held, or by `set`; nothing is done if nothing has changed."""
 
+class Inventory:
+    """Takes the state that a replay needs, and sets it."""
+    def enter(self, undo: Undo, moment: tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], Any, bool], /) -> bool:
+        """Sets the settings and random states of a moment, each unless it is set already, and enables grad mode. The
+        undo puts the present ones back, even if the layer changes them meanwhile; if no modes are on now, nor were
+        then, it takes off those that are on by then. Returns whether that was all: the caller puts modes on or off,
+        counts a level of autocast, and allows saved-tensor hooks.
+        """
+    def take(self) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], Any, bool]:
+        """The present state: settings, sources of random numbers, their states, a copy of the context variables, and
+        whether any mode of torch is on.
+        """
+
 OPTIMIZER_HOST_BUFFERS: int
 
 OPTIMIZER_HOST_BUFFER_BYTES: int
@@ -370,6 +383,9 @@ def adamw_step(
     exp_avg_sq, max_exp_avg_sq, exp_avg_absmax, exp_avg_sq_absmax.
     """
 
+def are_modes_on() -> bool:
+    """Whether this thread has any mode of torch on."""
+
 def batch_search_best(search: object, /) -> tuple[int, int]:
     """Batch and accumulation: the largest that fitted, 0 if none did."""
 
@@ -418,22 +434,6 @@ def device_kinds() -> tuple[dict[str, Any], ...]:
 
 def disk_probe(dir: str, /) -> str:
     """JSON of a directory for the disk tier, which is created if missing. Raises ConfigError if it is unfit."""
-
-def enter_environment(
-    undo: Undo,
-    table: Settings,
-    values: tuple[Any, ...],
-    sources: tuple[Any, ...],
-    states: tuple[Any, ...],
-    sources_now: tuple[Any, ...],
-    end_modes: Callable[[], object] | None,
-    /,
-) -> bool:
-    """Sets settings and random states that were read, each unless it is set already, and enables grad mode. The undo
-    puts the present ones back, even if the layer changes them meanwhile. `end_modes` is a builtin if no modes of
-    torch were on, else None: if none are on now either, the undo calls it if some are on then. Returns whether that
-    was all: the caller puts modes on or off, counts a level of autocast, and allows saved-tensor hooks.
-    """
 
 def error_table() -> list[tuple[int, str, str, str]]:
     """Code, name, exception class and text of each error."""
@@ -614,16 +614,28 @@ def hostmem_uninstall() -> None:
 def hostmem_untouched(address: int, bytes: int, /) -> int:
     """Bytes of the range's whole pages that are not resident."""
 
-def leave_environment(
-    table: Settings,
+def inventory(
+    settings: Settings,
+    generators: Any,
+    end_modes: Callable[[], object],
+    copy_context: Callable[[], Any],
+    /,
+) -> Inventory:
+    """The inventory of a table of settings and of `generators`, which has `sources` for read_states(), `guards` for
+    guards_hold(), and a method look() that finds both again once the guards don't hold. `end_modes` is a builtin
+    that takes all modes of torch off.
+    """
+
+def leave_inventory(
+    inventory: Inventory,
     values: tuple[Any, ...],
     sources: tuple[Any, ...],
     states: tuple[Any, ...],
     is_grad_enabled: bool,
-    end_modes: Callable[[], object] | None,
+    ends_modes: bool,
     /,
-) -> object:
-    """Puts settings, random states and grad mode back and ends modes; for enter_environment()."""
+) -> None:
+    """Puts settings, random states and grad mode back and ends modes; for Inventory.enter()."""
 
 def log_drain() -> list[tuple[int, str]]:
     """Level (0 debug to 3 error) and text of the lines written since the last call."""
@@ -912,11 +924,10 @@ def put_settings(table: Settings, values: tuple[Any, ...], first: int = 0, end: 
 def ranks_agree(documents: list[tuple[str, str]], local_ranks: int, /) -> tuple[str, str]:
     """Combines the hardware and config of all ranks, rank 0's first, into one pair for a common plan."""
 
-def read_states(
-    sources: tuple[GeneratorMemory | tuple[Callable[[], Any], Callable[[Any], Any]], ...],
-    /,
-) -> tuple[Any, ...]:
-    """The state of each source: a GeneratorMemory, or functions that read a state and set it."""
+def read_states(sources: tuple[GeneratorMemory | tuple[Any, Any], ...], /) -> tuple[Any, ...]:
+    """The state of each source: a GeneratorMemory; two functions, which read a state and set it; or a dictionary and a
+    key.
+    """
 
 def report_html(
     model: str,
@@ -1090,9 +1101,5 @@ def version() -> str:
 def workspace_bytes(name: str, inputs: tuple[Any, ...], outputs: tuple[Any, ...], copied: int, /) -> int:
     """The bound of what an operator takes beside operands and results; operands and `copied` as in Trace.op()."""
 
-def write_states(
-    sources: tuple[GeneratorMemory | tuple[Callable[[], Any], Callable[[Any], Any]], ...],
-    states: tuple[Any, ...],
-    /,
-) -> None:
+def write_states(sources: tuple[GeneratorMemory | tuple[Any, Any], ...], states: tuple[Any, ...], /) -> None:
     """Puts back what read_states() returned. The first error is raised once all others are set."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ACCELERATORS",
     "AUTOCAST_KINDS",
+    "GENERATORS",
     "HOST",
     "KINDS",
     "Kind",
@@ -256,10 +257,9 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def random_sources() -> tuple[Any, ...]:
     """The global generators of torch, Python and NumPy, for `_core.read_states()`."""
-    known = _known
-    if not _core.guards_hold(known.guards):
-        known.look()
-    return known.sources
+    if not _core.guards_hold(GENERATORS.guards):
+        GENERATORS.look()
+    return GENERATORS.sources
 
 
 class RandomState:
@@ -280,8 +280,9 @@ class RandomState:
         _core.write_states(self._sources, self._states)
 
 
-class _Known:
-    """The generators, and guards that hold as long as they are the same."""
+class Generators:
+    """The sources of all states, for `_core.read_states()`, and guards that hold as long as the generators are the
+    same."""
 
     def __init__(self) -> None:
         self.sources: tuple[Any, ...] = ()
@@ -300,7 +301,7 @@ class _Known:
             self.sources += ((generator.get_state, generator.set_state),)
 
 
-_known = _Known()
+GENERATORS = Generators()
 
 
 def advance_generators() -> None:

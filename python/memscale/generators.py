@@ -31,7 +31,8 @@ __all__ = ["draw_outside", "python_setters", "sources"]
 
 _Setter = tuple[Callable[[Any], object], Any]
 _Guard = tuple[Any, str, Any]
-_Source = _core.GeneratorMemory | tuple[Callable[[], Any], Callable[[Any], Any]]
+_Source = _core.GeneratorMemory | tuple[Any, Any]
+"""A memory, functions that read a state and set it, or a dictionary and a key."""
 
 _HEADER_BYTES = object.__basicsize__
 _MT19937_BYTES = 625 * 4  # 624 numbers of 32 bits and the position among them
@@ -154,7 +155,7 @@ class _PythonGenerator:
         self.is_known = _is_right_about_python()
         self.sources: tuple[_Source, ...] = (
             _python_memory(generator) if self.is_known else (internal.getstate, internal.setstate),
-            (partial(attributes.get, "gauss_next"), partial(attributes.__setitem__, "gauss_next")),
+            (attributes, "gauss_next"),
         )
 
 

@@ -4,7 +4,11 @@ afterwards. That includes precision set through torch's newer interface, after w
 from __future__ import annotations
 
 import pytest
+import torch
 from forked_python import run_python
+
+from memscale import _core
+from memscale.base.environment import Environment, _inventory
 
 SETTINGS = {
     "older": "torch.set_float32_matmul_precision('high')",
@@ -87,3 +91,35 @@ for is_forced in (False, True):
     memscale.detach(model)
 """
     )
+
+
+def test_an_inventory_takes_nothing_but_its_own_moments():
+    moment = _inventory().take()
+    for wrong in (None, (), moment[:-1], (*moment, 1)):
+        with pytest.raises(TypeError, match="take"):
+            _core.guarded(_inventory().enter, wrong)
+    for wrong in ((moment[0][1:], *moment[1:]), (*moment[:2], (), *moment[3:])):
+        with pytest.raises(ValueError, match=r"read\(\)|each source"):
+            _core.guarded(_inventory().enter, wrong)
+    with pytest.raises(TypeError, match="Undo"):
+        _inventory().enter(None, moment)
+    with pytest.raises(TypeError, match="settings"):
+        _core.inventory(1, 2, 3, 4)
+    with pytest.raises(TypeError, match="Inventory"):
+        _core.leave_inventory(*moment, None)
+
+
+def test_a_replay_has_gradients_and_leaves_grad_mode_as_it_was():
+    taken = Environment()
+    seen = []
+
+    def replay(undo):
+        taken.put(undo)
+        seen.append(torch.is_grad_enabled())
+        torch._C._set_grad_enabled(False)  # what a layer leaves behind
+
+    for mode in (True, False):
+        with torch.set_grad_enabled(mode):
+            _core.guarded(replay)
+            assert torch.is_grad_enabled() == mode
+    assert seen == [True, True]

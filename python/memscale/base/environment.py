@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from .. import _core
-from ..device import random_sources
+from ..device import GENERATORS
 from .modes import DISPATCH, FUNCTION, is_ours, modes_on, set_modes, stack_functions
 from .settings import settings
 
@@ -38,9 +38,7 @@ class Modes:
     @classmethod
     def now(cls) -> Modes:
         """The modes of now; `_NONE` if there are none."""
-        c = torch._C
-        are_on = c._len_torch_function_stack() or c._len_torch_dispatch_stack()
-        return cls(_of_others(FUNCTION), _of_others(DISPATCH)) if are_on else _NONE
+        return cls(_of_others(FUNCTION), _of_others(DISPATCH)) if _core.are_modes_on() else _NONE
 
     def put(self, undo: Any) -> list[Any]:
         """Puts exactly these modes on; `undo` restores the present ones, even if the layer begins others meanwhile.
@@ -67,12 +65,6 @@ def without_modes(undo: Any) -> None:
 
 
 _NONE = Modes([], [])
-
-
-@cache
-def _end_all_modes() -> Callable[[], None]:
-    """A builtin that takes all modes off."""
-    return partial(_core.set_modes, *stack_functions(DISPATCH), [], *stack_functions(FUNCTION), [])
 
 
 def _of_others(kind: str) -> list[Any]:
@@ -103,18 +95,22 @@ def leave_inference_mode(undo: Any) -> None:
 # ---- the whole environment --------------------------------------------------------------------
 
 
+@cache
+def _inventory() -> _core.Inventory:
+    end_modes = partial(_core.set_modes, *stack_functions(DISPATCH), [], *stack_functions(FUNCTION), [])
+    return _core.inventory(settings(), GENERATORS, end_modes, contextvars.copy_context)
+
+
 class Environment:
     """The settings, random states, context variables and modes of one moment."""
 
-    __slots__ = ("_context", "_modes", "_settings", "_sources", "_states")
+    __slots__ = ("_context", "_modes", "_moment")
 
     def __init__(self) -> None:
-        self._sources = random_sources()
-        self._states = _core.read_states(self._sources)
-        self._settings = settings().read()
-        context = contextvars.copy_context()
+        self._moment = moment = _inventory().take()
+        _, _, _, context, are_modes_on = moment
         self._context = _Context(context) if len(context) else context
-        self._modes = Modes.now()
+        self._modes = Modes.now() if are_modes_on else _NONE
 
     @property
     def modes(self) -> list[Any]:
@@ -123,15 +119,11 @@ class Environment:
 
     def put(self, undo: Any) -> list[Any]:
         """Sets the recorded environment; `undo` restores the present one. Returns the modes that the caller left."""
-        modes, states = self._modes, self._states
-        end_modes = _end_all_modes() if modes is _NONE else None
-        now = random_sources()  # others than at the call, if somebody has replaced a generator
-        if _core.enter_environment(undo, settings(), self._settings, self._sources, states, now, end_modes):
+        if _inventory().enter(undo, self._moment):
             return []
-        c = torch._C
-        are_on = c._len_torch_function_stack() or c._len_torch_dispatch_stack()
-        left = modes.put(undo) if are_on or modes is not _NONE else []
-        if c._is_any_autocast_enabled():
+        modes = self._modes
+        left = modes.put(undo) if modes is not _NONE or _core.are_modes_on() else []
+        if torch._C._is_any_autocast_enabled():
             # Casts of weights stay cached until the outermost autocast ends, as in torch.autocast.
             if torch.autocast_increment_nesting() == 1:
                 undo.later(torch.clear_autocast_cache)

@@ -32,7 +32,8 @@ and its result must change whenever that of the row's reader does."""
 
 _Row = tuple[Any, tuple[_Writer, ...], tuple[_Probe, ...]]
 """A function that reads a setting (or one for each part of its value), the functions that set it, and probes that
-together tell whether it has changed. All functions are builtins, because C calls them while no interrupt may come."""
+together tell whether it has changed; rows may share probes. All functions are builtins, because C calls them while no
+interrupt may come."""
 
 _PRECISIONS = [
     ("generic", "all"),
@@ -144,17 +145,21 @@ def _autocast() -> list[_Row]:
 
 
 def _precisions() -> list[_Row]:
-    """The rows of precisions. Old settings come first, because each sets some of the new ones. Their getters throw if
-    both kinds were used, so they have no probe."""
+    """The rows of precisions. Old settings come first, because each sets some of the new ones.
+
+    The functions behind the old getters throw if both kinds were used, so they can't be probes. The new precisions are:
+    an old setting that changes the arithmetic of an operator changes one of them."""
     c, rows = torch._C, []
+    read, write = (getattr(c, f"_{way}_fp32_precision_{way}ter", None) for way in ("get", "set"))
+    new: list[_Row] = []
+    if read is not None and write is not None:
+        new = [_row(partial(read, *where), partial(write, *where), _precision(*where)) for where in _PRECISIONS]
+    probes = [probe for _, _, probes in new for probe in probes]
     for name in ("cudnn_allow_tf32", "float32_matmul_precision"):
         read, write = getattr(c, f"_get_{name}", None), getattr(c, f"_set_{name}", None)
         if read is not None and write is not None:
-            rows.append(_row(read, write))
-    read, write = (getattr(c, f"_{way}_fp32_precision_{way}ter", None) for way in ("get", "set"))
-    if read is not None and write is not None:
-        rows += [_row(partial(read, *where), partial(write, *where), _precision(*where)) for where in _PRECISIONS]
-    return rows
+            rows.append(_row(read, write, *probes))
+    return [*rows, *new]
 
 
 def _precision(backend: str, operator: str) -> _Probe:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..device import AUTOCAST_KINDS, kind_of
-from .walk import parameters_of
+from .walk import is_training, parameters_of
 
 __all__ = [
     "Signatures",
@@ -31,7 +31,7 @@ _LETTERS = str.maketrans("0123456789", "ghijklmnop")  # numbers may be left out 
 def input_signature(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """The name of a forward, equal for forwards that share a plan. It states the mode of the model, the
     shapes, dtypes and plain values of the arguments, and autocast."""
-    mode = "train" if getattr(model, "training", True) else "eval"
+    mode = "train" if is_training(model) else "eval"
     return f"{mode}: {describe_arguments(args, kwargs)}"
 
 

@@ -14,6 +14,7 @@ __all__ = [
     "first_output",
     "functions_of",
     "is_accumulation",
+    "is_training",
     "leaves_of",
     "loss_of",
     "mapped",
@@ -23,6 +24,12 @@ __all__ = [
     "tensors_of",
     "version_of",
 ]
+
+
+def is_training(module: Any) -> bool:
+    """Whether a module is in training mode. One without the attribute `training` always is, as torch's own layers take
+    it: a class may delete it, or never set it."""
+    return bool(getattr(module, "training", True))
 
 
 def tensors_of(values: Any) -> Iterator[torch.Tensor]:

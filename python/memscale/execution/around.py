@@ -13,6 +13,7 @@ import torch
 
 from ..base.compiler import COMPILED_CALL, is_compiled
 from ..base.modes import DISPATCH, FUNCTION, is_ours, without
+from ..base.walk import is_training
 
 __all__ = ["FORWARD", "Around", "place_of", "restore"]
 
@@ -62,7 +63,7 @@ class Around:
             if self._is_compiled:
                 with without(FUNCTION, is_ours), without(DISPATCH, is_ours):
                     output = call(*args, **kwargs)
-            elif module.training:
+            elif is_training(module):
                 output = call(*args, **kwargs)
             else:
                 with without(FUNCTION, is_ours):

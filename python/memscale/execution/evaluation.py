@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..base.arguments import plain_tensors
+from ..base.walk import is_training
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,7 +51,7 @@ class Evaluation:
 
     def forward_ended(self, model: torch.nn.Module) -> None:
         """The root has run without gradients."""
-        if getattr(model, "training", True):
+        if is_training(model):
             self.end()
 
     def end(self) -> None:

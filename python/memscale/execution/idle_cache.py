@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from ..base.walk import is_training
 from ..model.caches import computes_with_cache, makes_cache, without_cache
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ def without_idle_cache(
     notices: Notices, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any] | None:
     """`kwargs` with ``use_cache=False`` if the model would make a cache of its own; otherwise None."""
-    if not makes_cache(module, args, kwargs) or not module.training:
+    if not makes_cache(module, args, kwargs) or not is_training(module):
         return None
     name = type(module).__name__
     if computes_with_cache(module):

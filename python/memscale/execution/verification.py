@@ -21,7 +21,7 @@ import torch
 from .. import _core
 from ..base.arguments import plain_tensors
 from ..base.settings import Switches
-from ..base.walk import loss_of
+from ..base.walk import is_training, loss_of
 from ..device import advance_generators
 from ..errors import IntegrationError
 from ..model.caches import without_cache
@@ -162,7 +162,7 @@ def _step(
 
     def run(snapshot: Snapshot) -> _Gradients | None:
         _copy_buffers(snapshot)
-        if not model.training:
+        if not is_training(model):
             model.train()
         executor = make_executor() if make_executor is not None else None
         try:

@@ -295,9 +295,8 @@ class Session:
         kwargs: dict[str, Any],
         wait_until_alone: Callable[[], bool] = lambda: True,
     ) -> AbstractContextManager[Any]:
-        """The context in which a training forward with these arguments runs. It is autocast to BF16 or
-        FP16 if `use_mixed_precision` is set and C has decided for it, and otherwise does nothing. C
-        decides at the first forward."""
+        """The context in which a training forward with these arguments runs: autocast to BF16 or FP16 if
+        `use_mixed_precision` is set and C, at the first forward, has decided for it; else one that does nothing."""
         import torch
 
         device = training_device(model).type
@@ -522,12 +521,13 @@ class Session:
         is_counted = self.host_memory.is_exact or not kind_of(self._device).is_host
         if not (calls.has_compiled and is_counted) or self._streamed is not None or has_shards(model):
             return graph
+        from ..base.walk import is_training
         from ..tracing.compiled_calls import MeasuredCalls
 
         self._compiled = self._compiled or MeasuredCalls()
         before_bytes = _core.memory_beside_tensors()
         try:
-            graph = self._compiled.put_into(graph, calls, self._device, getattr(model, "training", True))
+            graph = self._compiled.put_into(graph, calls, self._device, is_training(model))
         except ProfileError as error:
             _log.debug("%s", str(error))
         self.hardware_json = _core.hardware_grow_by(self.hardware_json, before_bytes, _core.memory_beside_tensors())

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .. import _core
 from ..base.compiler import has_compiled_code
 from ..base.environment import without_modes
-from ..base.walk import leaves_of, tensors_of
+from ..base.walk import is_training, leaves_of, tensors_of
 from ..model.isolation import Snapshot
 from ..model.layers import find_layers
 from .row_mode import RowMode
@@ -97,7 +97,7 @@ def _is_position_wise(module: torch.nn.Module, known: dict[Any, bool]) -> bool:
 def _structure(module: torch.nn.Module) -> Iterator[Any]:
     """Yields the class of each inner module and the settings in its repr (sizes, probabilities)."""
     for inner in module.modules():
-        yield type(inner), inner.extra_repr(), inner.training
+        yield type(inner), inner.extra_repr(), is_training(inner)
 
 
 def _passes(module: torch.nn.Module, width: int, like: torch.Tensor) -> bool:

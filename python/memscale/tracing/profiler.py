@@ -273,10 +273,11 @@ class _StaticStep:
         """Traces the step up to the tracer's `done`, those of `optimizers` included."""
         import torch
 
+        from ..base.walk import is_training
         from ..model.shards import has_shards, silence_gathering
         from .fakes import tensors_in
 
-        if not getattr(self._model, "training", True):
+        if not is_training(self._model):
             self._model.train()
         if has_shards(self._model):
             silence_gathering(self._model)

@@ -20,7 +20,7 @@ from .. import _core
 from ..base.arguments import Arguments, plain_tensors
 from ..base.compiler import is_compiled
 from ..base.modes import begin_below, leave
-from ..base.walk import first_output, plain_leaves, shape_of, tensors_of, version_of
+from ..base.walk import first_output, is_training, plain_leaves, shape_of, tensors_of, version_of
 
 __all__ = ["NO_NODE", "LiveTracer", "is_maker"]
 
@@ -600,4 +600,4 @@ def _changed(frame: _Frame, leaves: list[Any]) -> bool:
 
 def _updates_statistics(module: torch.nn.Module) -> bool:
     """Whether a forward writes running statistics, which no version counter shows."""
-    return module._buffers.get("running_mean") is not None and module.training
+    return module._buffers.get("running_mean") is not None and is_training(module)

@@ -1,6 +1,6 @@
 """Small models under the smallest budget that memscale names for them.
 
-`python bench/smallest.py` asks for the smallest budget of 27 models whose training takes less than 1 GB, and
+`python bench/smallest.py` asks for the smallest budget of 40 models whose training takes less than 1 GB, and
 trains each under it for four steps with AdamW, each time in a process of its own. It prints, as Markdown, the
 budget, the process's peak after `wrap()` and their distance, and fails if a run exceeds its budget by more than
 0.5 MB. `--parts` adds what the first plan counted and what was measured, in MB. With `--keep`, loops hold the model's
@@ -139,7 +139,36 @@ CASES: dict[str, Made] = {
         num_heads=4,
         decoder_start_token_id=0,
     ),
+    "BART": _words(
+        "Bart",
+        "BartForConditionalGeneration",
+        4,
+        128,
+        d_model=128,
+        encoder_layers=3,
+        decoder_layers=3,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=512,
+        decoder_ffn_dim=512,
+        decoder_start_token_id=0,
+        forced_eos_token_id=None,
+    ),
+    "DeBERTa-v2": _words("DebertaV2", "DebertaV2ForMaskedLM", 8, 128, **_TINY),
+    "Falcon": _words("Falcon", "FalconForCausalLM", 8, 128, **_TINY),
+    "Gemma": _words("Gemma", "GemmaForCausalLM", 8, 128, head_dim=32, **_FEW_KEYS),
+    "GPT-J": _words("GPTJ", "GPTJForCausalLM", 8, 128, n_embd=128, n_layer=6, n_head=4, rotary_dim=16),
+    "OLMo 2": _words("Olmo2", "Olmo2ForCausalLM", 8, 128, **_FEW_KEYS),
+    "Phi": _words("Phi", "PhiForCausalLM", 8, 128, **_TINY),
+    "Qwen3": _words("Qwen3", "Qwen3ForCausalLM", 8, 128, head_dim=32, **_FEW_KEYS),
+    "StableLM": _words("StableLm", "StableLmForCausalLM", 8, 128, **_FEW_KEYS),
     "ViT": _pictures("ViT", 16, 64, image_size=64, patch_size=8, **_TINY),
+    "BEiT": _pictures("Beit", 16, 64, image_size=64, patch_size=8, **_TINY),
+    "DeiT": _pictures("DeiT", 16, 64, image_size=64, patch_size=8, **_TINY),
+    "DINOv2": _pictures(
+        "Dinov2", 16, 64, image_size=64, patch_size=8, hidden_size=128, num_hidden_layers=6, num_attention_heads=4
+    ),
+    "RegNet": _pictures("RegNet", 16, 64, embedding_size=32, hidden_sizes=[32, 64, 128, 256], depths=[1, 2, 2, 1]),
     "Swin": _pictures(
         "Swin", 8, 64, image_size=64, patch_size=2, embed_dim=48, depths=[2, 2], num_heads=[3, 6], window_size=4
     ),

@@ -9,7 +9,8 @@
 # works too, without a GPU. MATRIX_TESTS names other test files.
 set -euo pipefail
 ROOT=$(cd "$(dirname "$0")/.." && pwd)
-TESTS=${MATRIX_TESTS:-test_execute_exact.py test_documented_interface.py test_torch_names.py test_selective.py test_loss_head.py}
+TESTS="test_execute_exact.py test_documented_interface.py test_torch_names.py test_selective.py test_loss_head.py test_settings.py"
+TESTS=${MATRIX_TESTS:-$TESTS test_environment.py test_generators.py}
 
 wheel=$(compgen -G "$ROOT/dist/memscale-*.whl") || {
     echo "matrix: dist/ has no wheel; run make wheel first" >&2

@@ -19,7 +19,7 @@ typedef struct inventory {
 } inventory;
 
 /* The places in the tuple of one moment. */
-typedef enum part { VALUES, SOURCES, STATES, CONTEXT, ARE_MODES_ON, PARTS } part;
+typedef enum part { VALUES, SOURCES, STATES, ARE_MODES_ON, PARTS } part;
 
 static PyTypeObject *inventory_type;
 static PyObject *leave_function; /* leave_inventory() of the module */
@@ -162,15 +162,17 @@ static PyObject *take(PyObject *object, PyObject *none)
     PyObject *states = sources != NULL ? ms_ext_read_states(sources) : NULL;
     PyObject *values = states != NULL ? ms_ext_read_settings(self->table) : NULL;
     PyObject *context = values != NULL ? PyObject_CallNoArgs(self->copy_context) : NULL;
-    PyObject *moment = NULL;
+    PyObject *moment = NULL, *both = NULL;
     if (context != NULL) {
-        moment = PyTuple_Pack(PARTS, values, sources, states, context, are_on != 0 ? Py_True : Py_False);
+        moment = PyTuple_Pack(PARTS, values, sources, states, are_on != 0 ? Py_True : Py_False);
+        both = moment != NULL ? PyTuple_Pack(2, moment, context) : NULL;
     }
+    Py_XDECREF(moment);
     Py_XDECREF(context);
     Py_XDECREF(values);
     Py_XDECREF(states);
     Py_XDECREF(sources);
-    return moment;
+    return both;
 }
 
 /* ---- setting ----------------------------------------------------------------------------------- */
@@ -321,13 +323,13 @@ static void inventory_dealloc(PyObject *object)
     Py_DECREF(type);
 }
 
-#define MOMENT "tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], Any, bool]"
+#define MOMENT "tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], bool]"
 
 static PyMethodDef inventory_methods[] = {
-    MS_EXT_METHOD(
-        "take", take, METH_NOARGS, "/", "() -> " MOMENT,
-        "The present state: settings, sources of random numbers, their states, a copy of the context variables, "
-        "and whether any mode of torch is on."),
+    MS_EXT_METHOD("take", take, METH_NOARGS, "/", "() -> tuple[" MOMENT ", Any]",
+                  "A moment, for enter(), and a copy of the context variables. The moment has settings, sources of "
+                  "random numbers, "
+                  "their states, and whether any mode of torch is on."),
     MS_EXT_METHOD(
         "enter", MS_EXT_FAST(enter), METH_FASTCALL, "undo, moment, /", "(Undo, " MOMENT ") -> bool",
         "Sets the settings and random states of a moment, each unless it is set already, and enables grad mode. "

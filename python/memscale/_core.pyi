@@ -122,15 +122,15 @@ class GeneratorMemory:
 
 class Inventory:
     """Takes the state that a replay needs, and sets it."""
-    def enter(self, undo: Undo, moment: tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], Any, bool], /) -> bool:
+    def enter(self, undo: Undo, moment: tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], bool], /) -> bool:
         """Sets the settings and random states of a moment, each unless it is set already, and enables grad mode. The
         undo puts the present ones back, even if the layer changes them meanwhile; if no modes are on now, nor were
         then, it takes off those that are on by then. Returns whether that was all: the caller puts modes on or off,
         counts a level of autocast, and allows saved-tensor hooks.
         """
-    def take(self) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], Any, bool]:
-        """The present state: settings, sources of random numbers, their states, a copy of the context variables, and
-        whether any mode of torch is on.
+    def take(self) -> tuple[tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], bool], Any]:
+        """A moment, for enter(), and a copy of the context variables. The moment has settings, sources of random
+        numbers, their states, and whether any mode of torch is on.
         """
 
 OPTIMIZER_HOST_BUFFERS: int

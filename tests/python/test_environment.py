@@ -107,7 +107,7 @@ for is_forced in (False, True):
 
 
 def test_an_inventory_takes_nothing_but_its_own_moments():
-    moment = _inventory().take()
+    moment, _ = _inventory().take()
     for wrong in (None, (), moment[:-1], (*moment, 1)):
         with pytest.raises(TypeError, match="take"):
             _core.guarded(_inventory().enter, wrong)
@@ -119,7 +119,7 @@ def test_an_inventory_takes_nothing_but_its_own_moments():
     with pytest.raises(TypeError, match="settings"):
         _core.inventory(1, 2, 3, 4)
     with pytest.raises(TypeError, match="Inventory"):
-        _core.leave_inventory(*moment, None)
+        _core.leave_inventory(*moment, None, None)
 
 
 def test_a_replay_has_gradients_and_leaves_grad_mode_as_it_was():

@@ -107,8 +107,8 @@ class Environment:
     __slots__ = ("_context", "_modes", "_moment")
 
     def __init__(self) -> None:
-        self._moment = moment = _inventory().take()
-        _, _, _, context, are_modes_on = moment
+        self._moment, context = _inventory().take()  # the context may hold graphs, so it is not kept itself
+        _, _, _, are_modes_on = self._moment
         self._context = _Context(context) if len(context) else context
         self._modes = Modes.now() if are_modes_on else _NONE
 

@@ -32,6 +32,9 @@ int ms_ext_write_states(PyObject *sources, PyObject *states, PyObject *now);
 /* Whether these are sources and a state for each; raises if not. */
 bool ms_ext_are_states(PyObject *sources, PyObject *states);
 
+/* An item of a dictionary, borrowed; None stands for a missing one. NULL with an exception. */
+PyObject *ms_ext_item_or_none(PyObject *holder, PyObject *key);
+
 /* guards_hold(); -1 with an exception. */
 int ms_ext_guards_hold(PyObject *guards);
 

@@ -229,11 +229,10 @@ static PyObject *heap_bytes(PyObject *module, PyObject *number)
 
 /* ---- several generators ------------------------------------------------------------------- */
 
-/* None if it is missing. */
-static PyObject *read_item(PyObject *holder, PyObject *name)
+PyObject *ms_ext_item_or_none(PyObject *holder, PyObject *key)
 {
-    PyObject *value = PyDict_GetItemWithError(holder, name);
-    return value != NULL || PyErr_Occurred() != NULL ? Py_XNewRef(value) : Py_NewRef(Py_None);
+    PyObject *value = PyDict_GetItemWithError(holder, key);
+    return value != NULL || PyErr_Occurred() != NULL ? value : Py_None;
 }
 
 static PyObject *read_source(PyObject *source)
@@ -242,7 +241,8 @@ static PyObject *read_source(PyObject *source)
         return memory_read(source, NULL);
     }
     PyObject *first = PyTuple_GetItem(source, 0);
-    return PyDict_Check(first) ? read_item(first, PyTuple_GetItem(source, 1)) : PyObject_CallNoArgs(first);
+    return PyDict_Check(first) ? Py_XNewRef(ms_ext_item_or_none(first, PyTuple_GetItem(source, 1)))
+                               : PyObject_CallNoArgs(first);
 }
 
 static int write_source(PyObject *source, PyObject *state)
@@ -343,8 +343,8 @@ static int holds_guard(PyObject *guard)
     }
     PyObject *holder = PyTuple_GetItem(guard, 0), *key = PyTuple_GetItem(guard, 1), *value = PyTuple_GetItem(guard, 2);
     if (PyDict_Check(holder)) {
-        PyObject *now = PyDict_GetItemWithError(holder, key);
-        return now == NULL && PyErr_Occurred() ? -1 : (now != NULL ? now : Py_None) == value;
+        PyObject *item = ms_ext_item_or_none(holder, key);
+        return item != NULL ? item == value : -1;
     }
     PyObject *now = PyObject_GetAttr(holder, key);
     int is_same = now == value;

@@ -32,7 +32,7 @@ static PyTypeObject *settings_type;
 
 /* ---- reading ------------------------------------------------------------------------------- */
 
-/* Adds a probe unless another row has brought it. 1 if this torch lacks it, or there is no room. */
+/* Adds a probe if no earlier row has the same one. Returns 1 if this torch lacks its function, or if the table is full. */
 static int add_probe(settings *self, PyObject *given)
 {
     ms_ext_probe *probe = &self->probes[self->probe_count];
@@ -71,8 +71,7 @@ static PyObject *look_attribute_up(PyObject *readers)
     if (holder == NULL || !PyDict_Check(holder)) {
         return NULL;
     }
-    PyObject *value = PyDict_GetItemWithError(holder, PyTuple_GetItem(readers, 1));
-    return value != NULL || PyErr_Occurred() != NULL ? value : Py_None;
+    return ms_ext_item_or_none(holder, PyTuple_GetItem(readers, 1));
 }
 
 /* A tuple of one part from each reader. */

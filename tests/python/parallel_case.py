@@ -190,30 +190,39 @@ def bytes_of(tensors: Any) -> int:
     return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in local}.values())
 
 
-def peak_of(profile: Any) -> int:
-    """The most bytes of tensors that lived at once after the mark."""
+def living_bytes() -> int:
+    """What the tensors take that Python objects hold: not the buffers of past collectives, which torch frees some steps
+    later."""
+    gc.collect()
+    return bytes_of(t for t in gc.get_objects() if type(t) in (torch.Tensor, nn.Parameter) and t.device.type == "cpu")
+
+
+def growth_of(profile: Any) -> int:
+    """The most bytes of tensors that lived at once after the mark, beyond those that lived at the mark."""
     events = profile.profiler.kineto_results.events()
     begin = next(event.start_ns() for event in events if event.name() == "judged step")
-    live = peak = 0
+    grown = most = 0
     for event in sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns()):
-        live += event.nbytes()
         if event.start_ns() >= begin:
-            peak = max(peak, live)
-    return peak
+            grown += event.nbytes()
+            most = max(most, grown)
+    return most
 
 
 def judge(name: str, path: str) -> dict[str, int]:
     """What this rank's tensors take in a case."""
     from torch.distributed.tensor.parallel import loss_parallel
 
-    gc.collect()
+    before = living_bytes()
     with (
         torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile,
         loss_parallel(),
     ):
         part = Rank(CASES[name], path)
         part.step()
-        gc.collect()
+        gradients = [p.grad for p in part.stage.parameters()]  # Python objects
+        stays = living_bytes() - before
+        del gradients
         with torch.profiler.record_function("judged step"):
             part.step()
     state = part.optimizer.state.values()
@@ -221,7 +230,7 @@ def judge(name: str, path: str) -> dict[str, int]:
         "stage": part.number,
         "parameter_bytes": bytes_of(part.stage.parameters()),
         "optimizer_state_bytes": bytes_of(t for entry in state for t in entry.values() if t.dim() > 0),
-        "peak_bytes": peak_of(profile),
+        "peak_bytes": stays + growth_of(profile),
     }
 
 

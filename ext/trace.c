@@ -15,7 +15,8 @@ static PyObject *trace_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     const char *model;
     const char *signature;
     const char *source;
-    if (!PyArg_ParseTuple(args, "sss:Trace", &model, &signature, &source)) {
+    unsigned threads = 1;
+    if (!PyArg_ParseTuple(args, "sss|I:Trace", &model, &signature, &source, &threads)) {
         return NULL;
     }
     trace_object *self = (trace_object *)PyType_GenericAlloc(type, 0);
@@ -28,6 +29,7 @@ static PyObject *trace_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         Py_DECREF(self);
         return NULL;
     }
+    ms_trace_set_threads(self->trace, threads);
     return (PyObject *)self;
 }
 
@@ -461,8 +463,8 @@ static PyMethodDef trace_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static char trace_doc[] = MS_EXT_TYPE_DOC("Trace", "model, signature, source, /", "(str, str, str) -> None",
-                                          "Turns the events of one step into a graph.");
+static char trace_doc[] = MS_EXT_TYPE_DOC("Trace", "model, signature, source, threads=1, /",
+                                          "(str, str, str, int) -> None", "Turns the events of one step into a graph.");
 
 static PyType_Slot trace_slots[] = {
     {Py_tp_doc, trace_doc},

@@ -254,6 +254,7 @@ typedef struct ms_graph {
     /* Convolutions, and matrix products of 16-bit numbers, that differ in operator or shape: the math library generates
      * code for each in the process. */
     uint32_t convolutions, half_products;
+    uint64_t libc_buffer_bytes; /* of the operator that takes most; libc keeps them, so they count in the whole step */
     uint32_t storage_count;
     ms_storage *storages;
     uint32_t profile_count;

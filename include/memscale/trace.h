@@ -46,6 +46,8 @@ typedef struct ms_operand {
 
 /* Begins the trace of a step. The texts are copied for the graph. */
 MS_API int ms_trace_new(const char *model, const char *signature, const char *source, ms_trace **trace, ms_error *err);
+/* Sets the threads that operators run on; 1 until then. */
+MS_API void ms_trace_set_threads(ms_trace *trace, uint32_t threads);
 /* Frees a trace, finished or not. Accepts NULL. */
 MS_API void ms_trace_free(ms_trace *trace);
 

@@ -258,7 +258,7 @@ class Technique(NamedTuple):
 class Trace:
     """Turns the events of one step into a graph."""
 
-    def __init__(self, model: str, signature: str, source: str, /) -> None:
+    def __init__(self, model: str, signature: str, source: str, threads: int = 1, /) -> None:
         ...
     def adds(self, key: int, other: int, /) -> None:
         """Reports that the storage born next is autograd's sum of these gradients."""

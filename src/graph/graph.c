@@ -172,6 +172,7 @@ ms_graph *ms_graph_copy(const ms_graph *graph, ms_error *err)
     copy->small_products = graph->small_products;
     copy->convolutions = graph->convolutions;
     copy->half_products = graph->half_products;
+    copy->libc_buffer_bytes = graph->libc_buffer_bytes;
     copy->storage_count = graph->storage_count;
     copy->profile_count = graph->profile_count;
     copy->node_count = graph->node_count;

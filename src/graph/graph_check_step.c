@@ -223,7 +223,7 @@ static int check_sums(const ms_graph *graph, ms_error *err)
     uint64_t parts[] = {
         residents->parameter_bytes,      residents->trainable_bytes,         residents->buffer_bytes,
         residents->batch_bytes,          residents->largest_parameter_bytes, loop->optimizer_state_bytes,
-        loop->optimizer_transient_bytes, loop->external_loss_bytes,
+        loop->optimizer_transient_bytes, loop->external_loss_bytes,          graph->libc_buffer_bytes,
     };
     uint64_t bytes = 0;
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {

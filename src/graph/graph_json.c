@@ -189,6 +189,9 @@ char *ms_graph_to_json(const ms_graph *graph)
     if (graph->half_products > 0) {
         ms__json_put_u64(&writer, tree, "half_products", graph->half_products);
     }
+    if (graph->libc_buffer_bytes > 0) {
+        ms__json_put_u64(&writer, tree, "libc_buffer_bytes", graph->libc_buffer_bytes);
+    }
     put_storages(&writer, tree, graph);
     put_profiles(&writer, tree, graph);
     put_nodes(&writer, tree, graph);

@@ -264,9 +264,9 @@ static int read_nodes(const ms__json_at *root, ms_graph *graph)
 
 static int read_graph(const ms__json_at *root, ms_graph *graph)
 {
-    static const char *const names[] = {"version",   "model",          "signature",    "source",
-                                        "residents", "loop",           "storages",     "profiles",
-                                        "nodes",     "small_products", "convolutions", "half_products"};
+    static const char *const names[] = {"version",      "model",         "signature",        "source", "residents",
+                                        "loop",         "storages",      "profiles",         "nodes",  "small_products",
+                                        "convolutions", "half_products", "libc_buffer_bytes"};
     static int (*const parts[])(const ms__json_at *, ms_graph *) = {read_storages, read_profiles, read_nodes};
     int rc = ms__json_version(root, MS__GRAPH_VERSION, MS__GRAPH_VERSION, NULL);
     if (rc == MS_OK) {
@@ -295,6 +295,9 @@ static int read_graph(const ms__json_at *root, ms_graph *graph)
     }
     if (rc == MS_OK && ms__json_has(root, "half_products")) {
         rc = ms__json_u32(root, "half_products", 1, UINT32_MAX, &graph->half_products);
+    }
+    if (rc == MS_OK) {
+        rc = ms__json_u64_or(root, "libc_buffer_bytes", 1, INT64_MAX, 0, &graph->libc_buffer_bytes);
     }
     for (size_t i = 0; rc == MS_OK && i < COUNT_OF(parts); i++) {
         rc = parts[i](root, graph);

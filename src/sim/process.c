@@ -79,6 +79,12 @@ static uint64_t allocation_scratch(const ms_graph *graph, bool is_traced)
     return ms__add_sat(mapped_scratch(mapped, is_traced), fragments);
 }
 
+/* What grows with the step: memory of allocations, and the buffers that libc keeps. */
+static uint64_t step_scratch(const ms_graph *graph, bool is_traced)
+{
+    return ms__add_sat(allocation_scratch(graph, is_traced), graph->libc_buffer_bytes);
+}
+
 uint64_t ms__process_scratch(const ms_process *process, const ms_graph *graph)
 {
     bool is_measured = process->products_bytes == 0;
@@ -87,14 +93,15 @@ uint64_t ms__process_scratch(const ms_process *process, const ms_graph *graph)
         return ms__add_sat(process->scratch_bytes, convolutions);
     }
     if (is_measured) {
-        uint64_t more = ms__sub_sat(allocation_scratch(graph, false), process->storages_bytes);
+        uint64_t more = ms__sub_sat(step_scratch(graph, false), process->storages_bytes);
         return ms__add_sat(process->scratch_bytes, more);
     }
     bool is_traced = process->traced_bytes > 0;
     uint64_t code = generated_code(graph, is_traced ? traced_convolutions_bytes : convolutions_bytes);
     uint64_t least = (is_traced ? traced_step_bytes : small_step_bytes) + code;
     uint64_t most = ms__sub_sat(process->scratch_bytes, process->traced_bytes);
-    return ms__min_u64(most, ms__add_sat(least, allocation_scratch(graph, is_traced)));
+    uint64_t small = ms__min_u64(most, ms__add_sat(least, allocation_scratch(graph, is_traced)));
+    return ms__add_sat(small, graph->libc_buffer_bytes);
 }
 
 uint64_t ms__process_reserve(const ms_process *process, const ms_graph *graph)
@@ -103,6 +110,7 @@ uint64_t ms__process_reserve(const ms_process *process, const ms_graph *graph)
     uint64_t expected = ms__sub_sat(process->scratch_bytes, reserve);
     uint64_t least = ms__min_u64(expected, traced_expected_bytes);
     expected = ms__max_u64(ms__sub_sat(expected, process->traced_bytes), least);
+    expected = ms__add_sat(expected, process->products_bytes > 0 ? graph->libc_buffer_bytes : 0); /* not measured yet */
     return ms__sub_sat(ms__process_scratch(process, graph), expected);
 }
 
@@ -113,7 +121,7 @@ void ms__process_measured(ms_process *process, const ms_graph *graph, uint64_t s
     process->scratch_bytes = scratch_bytes;
     process->reserve_bytes = ms__sub_sat(scratch_bytes, expected_bytes);
     process->products_bytes = process->traced_bytes = process->convolutions_bytes = 0;
-    process->storages_bytes = expected_bytes == MS_UNSET ? 0 : ms__max_u64(others, allocation_scratch(graph, false));
+    process->storages_bytes = expected_bytes == MS_UNSET ? 0 : ms__max_u64(others, step_scratch(graph, false));
 }
 
 /*

@@ -28,6 +28,7 @@ int ms_trace_new(const char *model, const char *signature, const char *source, m
     if (made == NULL) {
         return ms__trace_no_memory(err);
     }
+    made->threads = 1;
     made->model = ms_strdup(model);
     made->signature = ms_strdup(signature);
     made->source = ms_strdup(source);
@@ -37,6 +38,11 @@ int ms_trace_new(const char *model, const char *signature, const char *source, m
     }
     *trace = made;
     return MS_OK;
+}
+
+void ms_trace_set_threads(ms_trace *trace, uint32_t threads)
+{
+    trace->threads = threads;
 }
 
 static void clear_node(trace_node *node)
@@ -452,6 +458,8 @@ int ms_trace_workspace(ms_trace *trace, const char *name, const ms_operand *inpu
     if ((copied & MS_WORKSPACE_GPU) == 0) {
         known = put_sizes(outputs, output_count, sizes, put_sizes(inputs, input_count, sizes, 0));
     }
+    uint64_t buffers = ms__libc_buffers(name, inputs, input_count, outputs, output_count, copied, trace->threads);
+    trace->libc_buffer_bytes = ms__max_u64(trace->libc_buffer_bytes, buffers);
     uint64_t bytes = ms_workspace_bytes(name, inputs, input_count, outputs, output_count, copied);
     size_t count = split_workspace(bytes, sizes, known, pieces);
     for (size_t i = 0; i < count && rc == MS_OK; i++) {

@@ -497,6 +497,7 @@ static int build_graph(builder *b, ms_error *err)
         b->graph->small_products = !trace->has_large_product;
         b->graph->convolutions = (uint32_t)trace->convolutions.count;
         b->graph->half_products = (uint32_t)trace->half_products.count;
+        b->graph->libc_buffer_bytes = trace->libc_buffer_bytes;
         assume_loop(trace, b->graph);
     }
     return rc;

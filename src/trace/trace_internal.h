@@ -126,6 +126,8 @@ struct ms_trace {
     ms_event last_work; /* of the last operator */
     bool has_large_product;
     ms__keymap convolutions, half_products; /* hash of operator and shapes -> 1 */
+    uint32_t threads;
+    uint64_t libc_buffer_bytes; /* of the operator that has most */
     trace_write last_write;
     trace_sum sum;
 

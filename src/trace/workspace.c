@@ -54,11 +54,17 @@ static bool is_pointwise(const convolution *c)
            c->input->size[2] == c->output->size[2] && c->input->size[3] == c->output->size[3];
 }
 
+/* An output that is larger than the input. */
+static bool is_transposed(const convolution *c)
+{
+    uint32_t last = c->input->rank - 1;
+    return c->output->size[last] > c->input->size[last];
+}
+
 /* The whole batch unfolded: one column of a filter's length per place of the output. */
 static uint64_t batch_columns(const convolution *c)
 {
-    uint32_t last = c->input->rank - 1;
-    const ms_operand *image = c->output->size[last] > c->input->size[last] ? c->input : c->output; /* transposed */
+    const ms_operand *image = is_transposed(c) ? c->input : c->output;
     uint64_t per_channel = image->bytes / ms__max_u64(image->size[1], 1);
     return ms__mul_sat(per_channel, ms__operand_elements(c->weight) / ms__max_u64(c->weight->size[0], 1));
 }
@@ -70,25 +76,14 @@ static uint64_t columns_bytes(const convolution *c)
     if (is_pointwise(c) && !has_groups(c)) {
         return 0;
     }
-    uint32_t last = c->input->rank - 1;
-    bool joins_groups = c->output->size[last] <= c->input->size[last] && has_groups(c);
+    bool joins_groups = has_groups(c) && !is_transposed(c);
     return ms__add_sat(batch_columns(c), joins_groups ? ms__mul_sat(2, larger_image(c)) : 0);
-}
-
-enum { IMAGES_SUMMED = 3 };
-
-/* 16-bit gradients of columns are summed in a wider type, up to three images' worth at a time. */
-static uint64_t unfolded_bytes(const convolution *c, bool forward)
-{
-    uint64_t image = batch_columns(c) / ms__max_u64(c->input->size[0], 1);
-    return ms__add_sat(columns_bytes(c), forward ? 0 : ms__mul_sat(IMAGES_SUMMED, image));
 }
 
 /* One image is reordered at a time; a transposed convolution, whose output grows, holds two. */
 static uint64_t forward_bytes(const convolution *c)
 {
-    uint32_t last = c->input->rank - 1;
-    uint64_t images = c->output->size[last] > c->input->size[last] ? 2 : 1;
+    uint64_t images = is_transposed(c) ? 2 : 1;
     return ms__add_sat(ms__mul_sat(images, larger_image(c)), c->weight->bytes);
 }
 
@@ -360,7 +355,7 @@ uint64_t ms__workspace_bytes(const char *name, const ms_operand *inputs, size_t 
         return 0;
     }
     if ((copied & MS_WORKSPACE_UNFOLDS) != 0) {
-        return unfolded_bytes(&c, forward);
+        return columns_bytes(&c);
     }
     if (channels_last) {
         return padded_filter_bytes(&c);
@@ -369,6 +364,23 @@ uint64_t ms__workspace_bytes(const char *name, const ms_operand *inputs, size_t 
         return columns_bytes(&c);
     }
     return forward ? forward_bytes(&c) : backward_bytes(&c);
+}
+
+/* Of a transposed convolution the forward has such products, of another the backward. Volumes go one after the other. */
+uint64_t ms__libc_buffers(const char *name, const ms_operand *inputs, size_t input_count, const ms_operand *outputs,
+                          size_t output_count, uint32_t copied, uint32_t threads)
+{
+    convolution c;
+    bool forward;
+    if ((copied & MS_WORKSPACE_UNFOLDS) == 0 ||
+        !is_convolution(name, inputs, input_count, outputs, output_count, &c, &forward) || !is_image(&c) ||
+        forward != is_transposed(&c)) {
+        return 0;
+    }
+    uint64_t images = ms__max_u64(c.input->size[0], 1), columns = batch_columns(&c) / images;
+    bool is_volume = c.input->rank > 4;
+    uint64_t each = ms__mul_sat(is_volume || forward ? 2 : 3, columns);
+    return ms__mul_sat(is_volume ? 1 : ms__min_u64(images, threads), each);
 }
 
 bool ms_operator_takes_workspace(const char *name)

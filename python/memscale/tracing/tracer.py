@@ -113,7 +113,7 @@ class LiveTracer(TorchDispatchMode):
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._kernels = kernels or {}
-        self._trace = _core.Trace(model, signature, source)
+        self._trace = _core.Trace(model, signature, source, torch.get_num_threads())
         self._operators: dict[Any, _Operator] = {}
         self._watched: dict[int, _Watch] = {}
         self._buffers_of: dict[int, list[_Buffer]] = {}

@@ -11,7 +11,7 @@ static const char sound[] =
     "\"batch_bytes\":16,\"largest_parameter_bytes\":40},"
     "\"loop\":{\"outputs_held\":true,\"gradients_live_in_forward\":false,\"observed\":true,"
     "\"optimizer_state_bytes\":120,\"optimizer_transient_bytes\":80,\"external_loss_bytes\":7},"
-    "\"small_products\":true,\"convolutions\":3,\"half_products\":5,"
+    "\"small_products\":true,\"convolutions\":3,\"half_products\":5,\"libc_buffer_bytes\":9,"
     "\"storages\":["
     "{\"bytes\":16,\"role\":\"batch\",\"first_node\":1,\"last_node\":2},"
     "{\"bytes\":64,\"role\":\"activation\",\"first_node\":0,\"last_node\":1},"
@@ -77,6 +77,7 @@ static void every_member_is_read_into_its_field(void **state)
     assert_true(graph->small_products);
     assert_int_equal(graph->convolutions, 3);
     assert_int_equal(graph->half_products, 5);
+    assert_int_equal(graph->libc_buffer_bytes, 9);
     assert_string_equal(graph->model, "Toy");
     assert_string_equal(graph->signature, "x:float32[2,8]");
     assert_string_equal(graph->source, "static");

@@ -215,6 +215,21 @@ static void scratch_is_larger_with_16_bit_products(void **state)
     assert_int_equal(ms__process_scratch(&process, &many), ms__process_scratch(&process, &most));
 }
 
+/* A U-Net of 16-bit numbers passed its budget by 33 MB: libc's heaps kept the buffers of its convolutions. */
+static void buffers_that_libc_keeps_are_expected(void **state)
+{
+    (void)state;
+    ms_process process = {.scratch_bytes = 100 * MB, .reserve_bytes = 45 * MB, .products_bytes = 5 * MB};
+    ms_graph without = {.small_products = true}, with = {.small_products = true, .libc_buffer_bytes = 90 * MB};
+    ms_graph more = {.small_products = true, .libc_buffer_bytes = 95 * MB};
+    assert_int_equal(ms__process_scratch(&process, &with) - ms__process_scratch(&process, &without), 90 * MB);
+    assert_int_equal(ms__process_reserve(&process, &with), ms__process_reserve(&process, &without));
+    ms__process_measured(&process, &with, 120 * MB, 110 * MB); /* which has them */
+    assert_int_equal(ms__process_scratch(&process, &with), 120 * MB);
+    assert_int_equal(ms__process_reserve(&process, &with), 10 * MB);
+    assert_int_equal(ms__process_scratch(&process, &more), 125 * MB);
+}
+
 /* If no driver describes a GPU, its figures come from the framework and nothing is moved. */
 static void a_gpu_may_be_known_to_the_framework_alone(void **state)
 {
@@ -336,6 +351,7 @@ int main(void)
         cmocka_unit_test(fragments_are_filled_by_later_storages),
         cmocka_unit_test(scratch_is_larger_with_convolutions),
         cmocka_unit_test(scratch_is_larger_with_16_bit_products),
+        cmocka_unit_test(buffers_that_libc_keeps_are_expected),
         cmocka_unit_test(a_gpu_may_be_known_to_the_framework_alone),
         cmocka_unit_test(a_baseline_grows_and_never_shrinks),
         cmocka_unit_test(a_baseline_takes_in_what_compiled_code_holds),

@@ -440,6 +440,21 @@ static void products_of_16_bits_are_counted_by_shape(void **state)
     assert_finishes_with("\"half_products\":3,");
 }
 
+/* Of the operator that takes most, on the threads that are set. */
+static void buffers_of_unfolded_images_reach_the_graph(void **state)
+{
+    (void)state;
+    ms_operand small = {4, {4, 8, 8, 8}, 4096}, large = {4, {4, 8, 16, 16}, 16384}, filter = {4, {8, 8, 3, 3}, 1152};
+    ms_operand first[] = {small, small, filter}, second[] = {large, large, filter};
+    ms_trace_set_threads(trace, 3);
+    assert_ms_ok(ms_trace_workspace(trace, "convolution_backward", second, 3, &large, 1, MS_WORKSPACE_UNFOLDS, &err),
+                 err);
+    assert_ms_ok(ms_trace_workspace(trace, "convolution_backward", first, 3, &small, 1, MS_WORKSPACE_UNFOLDS, &err),
+                 err);
+    work(1);
+    assert_finishes_with("\"libc_buffer_bytes\":331776,"); /* 3 threads x 3 images x 72 x 256 x 2 */
+}
+
 /* Products of 2 * 1024 * 512 * 512 operations are large; with one row less, they aren't. Convolutions don't count. */
 static void large_products_are_noticed(void **state)
 {
@@ -572,6 +587,7 @@ int main(void)
         TEST(sizes_that_fit_no_graph_are_a_profile_error),
         TEST(work_is_what_was_read_and_written),
         TEST(products_note_their_precision),
+        TEST(buffers_of_unfolded_images_reach_the_graph),
         TEST(products_of_16_bits_are_counted_by_shape),
         TEST(large_products_are_noticed),
         TEST(memory_running_out_anywhere_leaves_nothing_behind),

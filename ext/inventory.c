@@ -328,8 +328,7 @@ static void inventory_dealloc(PyObject *object)
 static PyMethodDef inventory_methods[] = {
     MS_EXT_METHOD("take", take, METH_NOARGS, "/", "() -> tuple[" MOMENT ", Any]",
                   "A moment, for enter(), and a copy of the context variables. The moment has settings, sources of "
-                  "random numbers, "
-                  "their states, and whether any mode of torch is on."),
+                  "random numbers, their states, and whether any mode of torch is on."),
     MS_EXT_METHOD(
         "enter", MS_EXT_FAST(enter), METH_FASTCALL, "undo, moment, /", "(Undo, " MOMENT ") -> bool",
         "Sets the settings and random states of a moment, each unless it is set already, and enables grad mode. "

@@ -79,7 +79,7 @@ static uint64_t allocation_scratch(const ms_graph *graph, bool is_traced)
     return ms__add_sat(mapped_scratch(mapped, is_traced), fragments);
 }
 
-/* What grows with the step: memory of allocations, and the buffers that libc keeps. */
+/* The part of scratch that is larger in larger steps. */
 static uint64_t step_scratch(const ms_graph *graph, bool is_traced)
 {
     return ms__add_sat(allocation_scratch(graph, is_traced), graph->libc_buffer_bytes);

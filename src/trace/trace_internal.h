@@ -127,7 +127,7 @@ struct ms_trace {
     bool has_large_product;
     ms__keymap convolutions, half_products; /* hash of operator and shapes -> 1 */
     uint32_t threads;
-    uint64_t libc_buffer_bytes; /* of the operator that has most */
+    uint64_t libc_buffer_bytes; /* of the operator that takes most */
     trace_write last_write;
     trace_sum sum;
 

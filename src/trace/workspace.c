@@ -366,7 +366,7 @@ uint64_t ms__workspace_bytes(const char *name, const ms_operand *inputs, size_t 
     return forward ? forward_bytes(&c) : backward_bytes(&c);
 }
 
-/* Of a transposed convolution the forward has such products, of another the backward. Volumes go one after the other. */
+/* A transposed convolution takes them in its forward, any other in its backward. Volumes are computed one by one. */
 uint64_t ms__libc_buffers(const char *name, const ms_operand *inputs, size_t input_count, const ms_operand *outputs,
                           size_t output_count, uint32_t copied, uint32_t threads)
 {

@@ -191,8 +191,7 @@ def bytes_of(tensors: Any) -> int:
 
 
 def living_bytes() -> int:
-    """What the tensors take that Python objects hold: not the buffers of past collectives, which torch frees some steps
-    later."""
+    """The bytes of tensors that have a Python object. Buffers of past collectives have none; torch frees them late."""
     gc.collect()
     return bytes_of(t for t in gc.get_objects() if type(t) in (torch.Tensor, nn.Parameter) and t.device.type == "cpu")
 

@@ -440,7 +440,7 @@ static void products_of_16_bits_are_counted_by_shape(void **state)
     assert_finishes_with("\"half_products\":3,");
 }
 
-/* Of the operator that takes most, on the threads that are set. */
+/* The graph has the figure of the operator that takes most. It grows with the threads. */
 static void buffers_of_unfolded_images_reach_the_graph(void **state)
 {
     (void)state;

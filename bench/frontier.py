@@ -19,15 +19,15 @@ most 2% slower than theirs. Exits with status 1 if a goal was missed.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import statistics
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
+
+from memscale.benchmarks.runner import Child, Run, in_turn
 
 NOISE = 1.02
 # The memory of two processes differs by a few megabytes before their first step.
@@ -49,9 +49,8 @@ def limits(case_name: str) -> dict[str, int]:
     from memscale.benchmarks.cases import batches
 
     case = KNOWN[case_name]
-    ids = batches(case, 1)[0]
+    [inputs] = batches(case, 1)
     model = case.make().train()
-    inputs = {"input_ids": ids, "labels": ids}
     need = memscale.plan(model, inputs, memscale.Config(enable_logging=False)).unoptimized_peak_bytes
     try:
         memscale.plan(model, inputs, memscale.Config(memory_budget_gb=0.001))
@@ -78,70 +77,17 @@ def _reason(stderr: str) -> str:
     return stderr.strip().rsplit("\n", 1)[-1][:200]
 
 
-class _Run:
-    """A child process of the benchmark suite, which takes one step at each call of step()."""
-
-    def __init__(self, case: str, method: str, budget: int | None, steps: int) -> None:
-        self.row: dict[str, Any] = {"case": case, "method": method, "budget_bytes": budget}
-        command = [
-            sys.executable,
-            "-m",
-            "memscale.benchmarks.child",
-            "--case",
-            case,
-            "--variant",
-            method,
-            "--steps",
-            str(steps),
-            "--in-turn",
-        ]
-        if budget is not None:
-            command += ["--budget-gb", repr(budget / 1e9)]
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by end()
-        self._child = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-            env=dict(os.environ, HF_HUB_OFFLINE="1"),
-        )
-        self._steps: list[dict[str, Any]] = []
-        self._next("ready")
-
-    def _next(self, event: str) -> dict[str, Any]:
-        """The child's next line with that event; empty if the child ended first."""
-        assert self._child.stdout is not None
-        for line in self._child.stdout:
-            told: dict[str, Any] = json.loads(line) if line.startswith("{") else {}
-            if told.get("event") == event:
-                return told
-        return {}
-
-    def step(self) -> None:
-        """Lets the child take a step, and waits for it."""
-        assert self._child.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._child.stdin.write("\n")
-            self._child.stdin.flush()
-            if told := self._next("step"):
-                self._steps.append(told)
-
-    def end(self) -> dict[str, Any]:
-        """Waits for the child to end; returns its results, or its error."""
-        done = self._next("done")
-        self._child.communicate()
-        with self._errors as errors:
-            if self._child.returncode != 0 or not done:
-                errors.seek(0)
-                return self.row | {"error": _reason(errors.read())}
-        return self.row | {
-            "peak_bytes": done["peak_bytes"],
-            "predicted_peak_bytes": done.get("predicted_peak_bytes"),
-            "step_seconds": statistics.median(step["seconds"] for step in self._steps[-SETTLED_STEPS:]),
-            "seconds": [step["seconds"] for step in self._steps],
-            "bits": [(step["loss"], step["digest"]) for step in self._steps],
-        }
+def _row(case: str, method: str, budget: int | None, outcome: Run) -> dict[str, Any]:
+    row: dict[str, Any] = {"case": case, "method": method, "budget_bytes": budget}
+    if not outcome.finished:
+        return row | {"error": _reason(outcome.stderr)}
+    return row | {
+        "peak_bytes": outcome.result["peak_bytes"],
+        "predicted_peak_bytes": outcome.result.get("predicted_peak_bytes"),
+        "step_seconds": statistics.median(step["seconds"] for step in outcome.steps[-SETTLED_STEPS:]),
+        "seconds": [step["seconds"] for step in outcome.steps],
+        "bits": [(step["loss"], step["digest"]) for step in outcome.steps],
+    }
 
 
 def _show(row: dict[str, Any]) -> None:
@@ -153,11 +99,10 @@ def _show(row: dict[str, Any]) -> None:
 
 def _in_turn(case: str, methods: list[str], budget: int | None, steps: int) -> list[dict[str, Any]]:
     """Runs several methods at one budget; they take turns, one step each."""
-    runs = [_Run(case, method, budget, steps) for method in methods]
-    for number in range(steps):
-        for run in runs if number % 2 == 0 else runs[::-1]:
-            run.step()
-    rows = [run.end() for run in runs]
+    budget_gb = None if budget is None else budget / 1e9
+    children = [Child(case, method, budget_gb=budget_gb, steps=steps, takes_turns=True) for method in methods]
+    outcomes = in_turn(children, steps)
+    rows = [_row(case, method, budget, outcome) for method, outcome in zip(methods, outcomes, strict=True)]
     if len(rows) == 2 and all("seconds" in row for row in rows):
         pairs = list(zip(*(row["seconds"][-SETTLED_STEPS:] for row in rows), strict=True))
         rows[0]["over_uniform"] = statistics.median(ours / theirs for ours, theirs in pairs)

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from memscale.benchmarks import BENCHMARK_MODELS
+from memscale.benchmarks.allocators import installed
 from memscale.benchmarks.cases import GRID
 from memscale.benchmarks.table import markdown
 
@@ -76,6 +77,20 @@ def test_a_quick_table_is_written_with_machine_and_versions(tmp_path: pathlib.Pa
     assert f"{total / 1e9:.1f} GB (limited to 3.0 GB)" in limited
     assert "## bert-base-quick" in text
     assert text.count("\n| ") == 1 + len(methods)
+
+
+def test_a_budget_is_compared_with_the_fastest_unmodified_run_in_turn(tmp_path: pathlib.Path) -> None:
+    found = tmp_path / "suite.json"
+    shown = _suite("--case", "gpt2-tiny", "--no-overheads", "--steps", "2", "--output", str(found)).stdout
+    rows = json.loads(found.read_text())["cases"]["gpt2-tiny"]
+    assert {row["run"] for row in rows} >= {"unmodified", "HF", "memscale", *(f"unmodified, {a}" for a in installed())}
+    assert all(row["held"] and row["same_bits"] for row in rows), shown
+    assert min(row["ratio"] for row in rows if row["run"].startswith("unmodified")) <= 1.0
+    [ours] = [row for row in rows if row["run"] == "memscale"]
+    assert ours["peak_bytes"] <= ours["budget_gb"] * 1e9
+    rivals = [row for row in rows if row["run"].startswith("HF") and row["peak_bytes"] <= ours["budget_gb"] * 1e9]
+    is_slower = ours["ratio"] > 1.02 or any(ours["ratio"] > rival["ratio"] for rival in rivals)
+    assert ("MISSED" in shown) == is_slower, shown
 
 
 def test_what_cannot_be_measured_is_refused() -> None:

@@ -1,7 +1,7 @@
 """The models and batches that demo and benchmarks train.
 
 Weights are random, after the model's configuration. The text is the source of Python's standard library
-as bytes, because every machine has it.
+as bytes, because every machine has it. Images are noise.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+_CLASSES = 1000
+
 
 @dataclass(frozen=True)
 class Case:
@@ -26,9 +28,10 @@ class Case:
     Attributes:
         name: as on the command line.
         make: builds the model; the caller seeds torch first.
-        batch: sequences per step.
-        sequence: tokens per sequence.
+        batch: sequences, or images, per step.
+        sequence: tokens per sequence, or pixels per side of an image.
         config: the Hugging Face configuration of the model, if it has one.
+        is_image: whether the model classifies images.
     """
 
     name: str
@@ -36,6 +39,7 @@ class Case:
     batch: int
     sequence: int
     config: Callable[[], Any] | None = None
+    is_image: bool = False
 
 
 def _gpt2() -> torch.nn.Module:
@@ -70,6 +74,12 @@ def _llama() -> torch.nn.Module:
     )
 
 
+def _vit() -> torch.nn.Module:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    return ViTForImageClassification(ViTConfig(num_labels=_CLASSES))  # type: ignore[call-arg]
+
+
 def _llama_3b() -> torch.nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -91,6 +101,7 @@ CASES = {
         Case("gpt2", _gpt2, 4, 512),
         Case("bert", _bert, 16, 128),
         Case("llama", _llama, 2, 1024),
+        Case("vit", _vit, 16, 224, is_image=True),
         Case("llama-3b", _llama_3b, 1, 512),
         Case("gpt2-tiny", _gpt2_tiny, 4, 128),
     )
@@ -174,8 +185,26 @@ QUICK: dict[str, Case] = {
 CASES |= BENCHMARK_MODELS | GRID | QUICK
 
 
-def batches(case: Case, count: int) -> list[torch.Tensor]:
-    """`count` batches of token ids, int64 `[batch, sequence]`, each from a different text."""
+def batches(case: Case, count: int) -> list[dict[str, torch.Tensor]]:
+    """The model's arguments in each of `count` steps, each from a different text.
+
+    Texts: `input_ids` and `labels` are the same token ids, int64 `[batch, sequence]`. Images: `pixel_values`, fp32
+    `[batch, 3, sequence, sequence]`, and `labels`, int64 `[batch]`.
+    """
+    if case.is_image:
+        return [_images(case, step) for step in range(count)]
+    return [{"input_ids": ids, "labels": ids} for ids in _texts(case, count)]
+
+
+def _images(case: Case, step: int) -> dict[str, torch.Tensor]:
+    import torch
+
+    source = torch.Generator().manual_seed(step)
+    pixels = torch.randn(case.batch, 3, case.sequence, case.sequence, generator=source)
+    return {"pixel_values": pixels, "labels": torch.randint(_CLASSES, (case.batch,), generator=source)}
+
+
+def _texts(case: Case, count: int) -> list[torch.Tensor]:
     import torch
 
     need = case.batch * case.sequence * count

@@ -172,19 +172,22 @@ def main() -> int:
     case = CASES[arguments.case]
     with _around_making(arguments.variant):
         model = case.make().train().to(arguments.device)
-    data = [ids.to(arguments.device) for ids in batches(case, arguments.steps)]
+    data = [
+        {name: tensor.to(arguments.device) for name, tensor in inputs.items()}
+        for inputs in batches(case, arguments.steps)
+    ]
     optimizer, executor = _prepare(arguments, model)
     meter = _Meter(arguments.device)
     _say(event="ready", resident_bytes=_status_bytes("VmRSS"))
 
     seconds = []
     predicted = 0  # the largest prediction, because the measured peak covers all steps
-    for step, ids in enumerate(data):
+    for step, inputs in enumerate(data):
         if arguments.in_turn:
             sys.stdin.readline()
         start = meter.now()
         with _around_forward(arguments.variant):
-            loss = model(input_ids=ids, labels=ids).loss
+            loss = model(**inputs).loss
         if executor is not None:
             predicted = max(predicted, executor.plan.predicted_peak_bytes)
         loss.backward()

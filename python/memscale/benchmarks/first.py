@@ -172,9 +172,9 @@ def _child(arguments: argparse.Namespace) -> int:
 
         memscale.wrap(model, memscale.Config(memory_budget_gb=arguments.budget_gb))
     _reset_peak()
-    for ids in data:
+    for inputs in data:
         start = time.perf_counter()
-        loss = model(ids)
+        loss = model(inputs["input_ids"])
         loss.backward()
         digest = _digest(model)
         optimizer.step()

@@ -53,8 +53,7 @@ def _planning() -> dict[str, float]:
         case = CASES[name]
         torch.manual_seed(0)
         model = case.make().train()
-        [ids] = batches(case, 1)
-        batch = {"input_ids": ids, "labels": ids}
+        [batch] = batches(case, 1)
         for call in ("first", "again"):
             start = time.perf_counter()
             memscale.plan(model, batch, memscale.Config(memory_budget_gb=4.0, enable_logging=False))
@@ -77,12 +76,12 @@ def _nothing_to_do() -> dict[str, float]:
         if is_wrapped:
             memscale.wrap(model, memscale.Config(enable_logging=False))
         models.append((model, torch.optim.AdamW(model.parameters(), lr=1e-4)))
-    [ids] = batches(case, 1)
-    ids = ids[:1, :128]
+    [batch] = batches(case, 1)
+    batch = {name: ids[:1, :128] for name, ids in batch.items()}
 
     def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> float:
         start = time.perf_counter()
-        loss = model(input_ids=ids, labels=ids).loss
+        loss = model(**batch).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -17,7 +17,7 @@ def train(title: str, case: str, variant: str, steps: int, **options: Any) -> Ru
 
     Args:
         title: the printed name of the run.
-        options: as for `runner.run()`.
+        options: as for `runner.Child`.
     """
     start = time.perf_counter()
     print(f"\n{title}:", flush=True)

@@ -1,6 +1,6 @@
-"""Starts one training run in a child process, optionally under a kernel memory limit.
+"""Trains in child processes: one after another or step by step in turn, optionally under a kernel memory limit.
 
-The demo and the suite use it. `Run` is a finished child's report.
+Demo, suite and `bench/frontier.py` use it. `Run` is a finished child's report.
 """
 
 from __future__ import annotations
@@ -44,77 +44,122 @@ class Run:
         return self.exit_code in (-9, 137)
 
 
-def run(
-    case: str,
-    variant: str,
-    *,
-    budget_gb: float | None = None,
-    force: bool = False,
-    config: dict[str, Any] | None = None,
-    steps: int = 4,
-    learning_rate: float = 1e-4,
-    device: str = "cpu",
-    threads: int = 0,
-    interpreter: str | None = None,
-    group: Path | None = None,
-    on_step: Callable[[dict[str, Any]], None] | None = None,
-) -> Run:
-    """Trains `steps` steps of a case in a child process and collects its report.
+class Child:
+    """One training run in its own process, which starts at once.
 
     Args:
+        case: a name in `cases.CASES`.
+        variant: one of `child.VARIANTS`.
         device: "cpu" or "cuda".
         threads: torch's number of threads; 0 leaves it to torch.
+        allocator: a library that the child preloads (LD_PRELOAD); None for glibc's own.
         interpreter: another Python that runs the child as a file, with its own packages; None for
             this one.
         group: a memory cgroup's directory that the child joins before it starts Python.
-        on_step: called with each step's dict as it arrives.
+        takes_turns: the child begins each step when `step()` says so; see `in_turn()`.
     """
-    start = [sys.executable, "-m", "memscale.benchmarks.child"]
-    if interpreter is not None:
-        start = [interpreter, str(Path(__file__).with_name("child.py"))]
-    command = [
-        *start,
-        "--case",
-        case,
-        "--variant",
-        variant,
-        "--steps",
-        str(steps),
-        "--device",
-        device,
-        "--threads",
-        str(threads),
-    ]
-    command += ["--learning-rate", repr(learning_rate)]
-    if budget_gb is not None:
-        command += ["--budget-gb", repr(budget_gb)]
-    if force:
-        command.append("--force")
-    if config:
-        command += ["--config", json.dumps(config)]
-    if group is not None:
-        command = ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(group), *command]
-    with tempfile.TemporaryFile("w+") as errors:
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as child:
-            outcome = Run(variant, 0)
-            _collect(child.stdout, outcome, on_step)
-        outcome.exit_code = child.returncode
-        errors.seek(0)
-        outcome.stderr = errors.read()[-4000:]
-    return outcome
+
+    def __init__(
+        self,
+        case: str,
+        variant: str,
+        *,
+        budget_gb: float | None = None,
+        force: bool = False,
+        config: dict[str, Any] | None = None,
+        steps: int = 4,
+        learning_rate: float = 1e-4,
+        device: str = "cpu",
+        threads: int = 0,
+        allocator: str | None = None,
+        interpreter: str | None = None,
+        group: Path | None = None,
+        takes_turns: bool = False,
+    ) -> None:
+        command = [sys.executable, "-m", "memscale.benchmarks.child"]
+        if interpreter is not None:
+            command = [interpreter, str(Path(__file__).with_name("child.py"))]
+        command += ["--case", case, "--variant", variant, "--steps", str(steps), "--device", device]
+        command += ["--threads", str(threads), "--learning-rate", repr(learning_rate)]
+        if budget_gb is not None:
+            command += ["--budget-gb", repr(budget_gb)]
+        if force:
+            command.append("--force")
+        if config:
+            command += ["--config", json.dumps(config)]
+        if takes_turns:
+            command.append("--in-turn")
+        if group is not None:
+            command = ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(group), *command]
+        self._outcome = Run(variant, 0)
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by end()
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE if takes_turns else None,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env=None if allocator is None else os.environ | {"LD_PRELOAD": allocator},
+        )
+        if takes_turns:
+            self._read("ready")
+
+    def step(self) -> None:
+        """Lets a child that takes turns take one step, and waits for its end, or the child's."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write("\n")
+            self._process.stdin.flush()
+            self._read("step")
+
+    def end(self, on_step: Callable[[dict[str, Any]], None] | None = None) -> Run:
+        """Waits for the process to end, and returns its report.
+
+        Args:
+            on_step: called with each step's dict as it arrives.
+        """
+        self._read(None, on_step)
+        self._process.communicate()
+        self._outcome.exit_code = self._process.returncode
+        with self._errors as errors:
+            errors.seek(0)
+            self._outcome.stderr = errors.read()[-4000:]
+        return self._outcome
+
+    def _read(self, event: str | None, on_step: Callable[[dict[str, Any]], None] | None = None) -> None:
+        """Reads the child's lines up to one of this event, or to the last."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if not line.startswith("{"):
+                continue
+            message = json.loads(line)
+            if message["event"] == "step":
+                self._outcome.steps.append(message)
+                if on_step is not None:
+                    on_step(message)
+            elif message["event"] == "done":
+                self._outcome.result = message
+            if message["event"] == event:
+                return
 
 
-def _collect(lines: Any, outcome: Run, on_step: Callable[[dict[str, Any]], None] | None) -> None:
-    for line in lines:
-        if not line.startswith("{"):
-            continue
-        message = json.loads(line)
-        if message["event"] == "step":
-            outcome.steps.append(message)
-            if on_step is not None:
-                on_step(message)
-        elif message["event"] == "done":
-            outcome.result = message
+def run(case: str, variant: str, *, on_step: Callable[[dict[str, Any]], None] | None = None, **options: Any) -> Run:
+    """Trains a case in a child process and returns its report.
+
+    Args:
+        on_step: called with each step's dict as it arrives.
+        options: as for `Child`.
+    """
+    return Child(case, variant, **options).end(on_step)
+
+
+def in_turn(children: list[Child], steps: int) -> list[Run]:
+    """Lets children that take turns train, one step each, in the opposite order at every second step: a machine that
+    gets slower or faster changes all alike."""
+    for number in range(steps):
+        for child in children if number % 2 == 0 else children[::-1]:
+            child.step()
+    return [child.end() for child in children]
 
 
 @contextlib.contextmanager

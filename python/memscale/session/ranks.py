@@ -157,13 +157,9 @@ class RankedSession(Session):
         return self._wanted
 
     def precision(self, *_: Any) -> AbstractContextManager[Any]:
-        if self.config.use_mixed_precision and self._precision is None:
-            self._precision = ""
-            self._leave_losses()
-            _log.warning(
-                "use_mixed_precision: not used on several ranks, which would have to agree; put the forward under "
-                "torch.autocast(...) yourself"
-            )
+        if self._mixed_precision is not None:
+            reason = "not used on several ranks, which would have to agree; put the forward under "
+            self._mixed_precision.leave(logging.WARNING, reason + "torch.autocast(...) yourself")
         return nullcontext()
 
     def step_finished(self, observation: dict[str, Any]) -> ExecutionPlan | None:

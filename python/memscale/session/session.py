@@ -27,6 +27,7 @@ from ..tracing.misfit import Misfit, forbids_hooks, misfit_of
 from ..tracing.profiler import MemoryProfiler, load_tracer
 from .host_memory import HostMemory
 from .machine import keep_scratch, probe_machine, with_kept_scratch, with_process
+from .precision import MixedPrecision, decide_precision
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from ..config import Config
     from ..observability.watch import RunWatch
     from ..optim.in_place import EightBitInPlace
-    from ..techniques.loss_scaling import LossScaling
     from ..tracing.compiled_calls import CompiledCalls, MeasuredCalls
 
 _log = logging.getLogger("memscale")
@@ -111,10 +111,9 @@ class Session:
         self._compiled: MeasuredCalls | None = None  # from the first compiled layer on
         self._held: list[str] = []  # layers that can't be recomputed
         self._traced: dict[str, tuple[str, str]] = {}  # by signature without numbers: last signature, its graph
-        self._precision: str | None = None  # autocast's dtype in forwards; "": no autocast; None: not decided
-        self._loss_scaling: LossScaling | None = None  # set while the precision is FP16 or not decided
-        if applies and config.use_mixed_precision:
-            self._scale_losses(model)
+        self._mixed_precision = MixedPrecision() if config.use_mixed_precision else None
+        if applies and self._mixed_precision is not None:
+            self._mixed_precision.scale_losses(model)
         self._eight_bit: EightBitInPlace | None = None
         if applies and config.use_8bit_optimizer:
             from ..optim.in_place import EightBitInPlace
@@ -297,58 +296,18 @@ class Session:
     ) -> AbstractContextManager[Any]:
         """The context in which a training forward with these arguments runs: autocast to BF16 or FP16 if
         `use_mixed_precision` is set and C, at the first forward, has decided for it; else one that does nothing."""
-        import torch
-
-        device = training_device(model).type
-        if not self.config.use_mixed_precision:
+        if self._mixed_precision is None:
             return nullcontext()
-        if torch.is_autocast_enabled(device):
-            if self._precision is None:
-                _log.info("use_mixed_precision: the forward runs under your own autocast, which is left as it is")
-                self._precision = ""
-                self._leave_losses()
-            return nullcontext()
-        if self._precision is None:
-            self._precision = self._decide_precision(model, device, args, kwargs, wait_until_alone)
-            if self._precision != "float16":
-                self._leave_losses()
-        if self._precision == "float16":
-            return self._scale_losses(model).autocast(device)
-        return torch.autocast(device, getattr(torch, self._precision)) if self._precision else nullcontext()
 
-    def _scale_losses(self, model: torch.nn.Module) -> LossScaling:
-        if self._loss_scaling is None:
-            from ..techniques.loss_scaling import LossScaling
+        def trace() -> str:
+            return self._profiler.trace(model, args, kwargs, optimizer=self._optimizer)
 
-            self._loss_scaling = LossScaling(model)
-        return self._loss_scaling
+        def decide(device: str) -> str:
+            tracing = trace if self.config.use_static_profiling and wait_until_alone() else None
+            chosen, self.hardware_json = decide_precision(tracing, model, device, self.hardware_json)
+            return chosen
 
-    def _leave_losses(self) -> None:
-        if self._loss_scaling is not None:
-            self._loss_scaling.close()
-            self._loss_scaling = None
-
-    def _decide_precision(
-        self,
-        model: torch.nn.Module,
-        device: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        wait_until_alone: Callable[[], bool],
-    ) -> str:
-        import torch
-
-        graphs: list[str | None] = [None, None]
-        try:
-            for which in (0, 1) if self.config.use_static_profiling and wait_until_alone() else ():
-                with torch.autocast(device, torch.bfloat16, enabled=which == 1):
-                    graphs[which] = self._profiler.trace(model, args, kwargs, optimizer=self._optimizer)
-        except ProfileError as error:
-            _log.debug("%s", str(error))
-        is_fp16 = any(p.dtype is torch.float16 for p in model.parameters())
-        chosen, line, self.hardware_json = _core.plan_precision(graphs[0], graphs[1], self.hardware_json, is_fp16)
-        _log.info("%s", line)
-        return chosen
+        return self._mixed_precision.around(model, decide)
 
     def _make_plan(self, graph: str) -> str:
         """The plan as JSON. With `auto_policy` the policy stage runs first."""
@@ -786,7 +745,8 @@ class Session:
     def close(self) -> None:
         """Releases the share in the allocator and discards graphs and plans."""
         self.plan_applied(None)
-        self._leave_losses()
+        if self._mixed_precision is not None:
+            self._mixed_precision.close()
         if self._eight_bit is not None:
             self._eight_bit.close()
         self.host_memory.uninstall()

@@ -101,8 +101,7 @@ def _in_turn(case: str, methods: list[str], budget: int | None, steps: int) -> l
     """Runs several methods at one budget; they take turns, one step each."""
     budget_gb = None if budget is None else budget / 1e9
     children = [Child(case, method, budget_gb=budget_gb, steps=steps, takes_turns=True) for method in methods]
-    outcomes = in_turn(children, steps)
-    rows = [_row(case, method, budget, outcome) for method, outcome in zip(methods, outcomes, strict=True)]
+    rows = [_row(case, method, budget, run) for method, run in zip(methods, in_turn(children), strict=True)]
     if len(rows) == 2 and all("seconds" in row for row in rows):
         pairs = list(zip(*(row["seconds"][-SETTLED_STEPS:] for row in rows), strict=True))
         rows[0]["over_uniform"] = statistics.median(ours / theirs for ours, theirs in pairs)

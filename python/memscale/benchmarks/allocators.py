@@ -14,6 +14,6 @@ _LIBRARIES = {"tcmalloc": "tcmalloc_minimal", "jemalloc": "jemalloc", "mimalloc"
 
 
 def installed() -> dict[str, str]:
-    """What LD_PRELOAD takes, by the allocator's name."""
+    """The libraries to preload (a value of LD_PRELOAD), by the names of their allocators."""
     found = {name: find_library(library) for name, library in _LIBRARIES.items()}
     return {name: path for name, path in found.items() if path is not None}

@@ -57,6 +57,9 @@ class Child:
             this one.
         group: a memory cgroup's directory that the child joins before it starts Python.
         takes_turns: the child begins each step when `step()` says so; see `in_turn()`.
+
+    Attributes:
+        steps: how many it takes.
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class Child:
             command.append("--in-turn")
         if group is not None:
             command = ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(group), *command]
+        self.steps = steps
         self._outcome = Run(variant, 0)
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by end()
         self._process = subprocess.Popen(
@@ -153,10 +157,10 @@ def run(case: str, variant: str, *, on_step: Callable[[dict[str, Any]], None] | 
     return Child(case, variant, **options).end(on_step)
 
 
-def in_turn(children: list[Child], steps: int) -> list[Run]:
+def in_turn(children: list[Child]) -> list[Run]:
     """Lets children that take turns train, one step each, in the opposite order at every second step: a machine that
-    gets slower or faster changes all alike."""
-    for number in range(steps):
+    gets slower or faster changes all alike. They have the same number of steps."""
+    for number in range(children[0].steps):
         for child in children if number % 2 == 0 else children[::-1]:
             child.step()
     return [child.end() for child in children]

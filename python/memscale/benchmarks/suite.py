@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import os
 import statistics
-from dataclasses import dataclass
 from typing import Any
 
 from .allocators import installed
@@ -39,16 +38,6 @@ UPDATED, ROUNDED = 1e-5, 1e-3
 _WANTED = ((0.5, 1.02), (0.35, 1.08))
 
 
-@dataclass(frozen=True)
-class _Budget:
-    """One entry of SUITES."""
-
-    gb: float
-    variant: str
-    config: dict[str, Any] | None
-    apart: float
-
-
 class Suite:
     """One round of one case. Prints each row when it is ready."""
 
@@ -70,7 +59,7 @@ class Suite:
         if self._name == "gpt2":
             self._run_full_offload()
         for text in SUITES[self._name]:
-            self._run_budget(self._budget(text))
+            self._run_budget(text)
         return self._rows
 
     def _run_peers(self) -> None:
@@ -109,20 +98,25 @@ class Suite:
         common: dict[str, Any] = {"steps": self._steps, "threads": threads, "takes_turns": True}
         ours = Child(self._name, variant, **common, **options)
         theirs = Child(self._name, "plain", allocator=self._library, **common)
-        outcome, peer = in_turn([ours, theirs], self._steps)
+        outcome, peer = in_turn([ours, theirs])
         return outcome, peer
 
-    def _budget(self, text: str) -> _Budget:
+    def _run_budget(self, text: str) -> None:
+        """Trains under one budget of SUITES."""
         config = {"enable_tiling": True} if text.endswith("*") else None
         variant = "memscale-all" if text.endswith(("+", "*")) else "memscale"
-        amount = text.rstrip("+*")
+        budget_gb = self._gb(text.rstrip("+*"))
+        outcomes = self._beside_unmodified(variant, budget_gb=budget_gb, config=config)
+        row = self._note(*outcomes, variant, budget_gb, ROUNDED if config else UPDATED)
+        if variant == "memscale" and "ratio" in row:
+            self._judge(row)
+
+    def _gb(self, amount: str) -> float:
         if amount.endswith("x"):
-            gb = float(amount[:-1]) * float(self._fastest.result["peak_bytes"]) / 1e9
-        elif amount.endswith("m"):
-            gb = float(amount[:-1]) * self._smallest_budget_gb()
-        else:
-            gb = float(amount)
-        return _Budget(gb, variant, config, ROUNDED if config else UPDATED)
+            return float(amount[:-1]) * float(self._fastest.result["peak_bytes"]) / 1e9
+        if amount.endswith("m"):
+            return float(amount[:-1]) * self._smallest_budget_gb()
+        return float(amount)
 
     def _smallest_budget_gb(self) -> float:
         """The smallest budget that the planner names when it refuses an impossible one."""
@@ -131,12 +125,6 @@ class Suite:
         if marker not in outcome.stderr:
             raise RuntimeError(f"{self._name}: no smallest budget was named:\n{outcome.stderr}")
         return float(outcome.stderr.rsplit(marker, 1)[1].split("(")[1].split()[0]) / 1e9
-
-    def _run_budget(self, budget: _Budget) -> None:
-        outcomes = self._beside_unmodified(budget.variant, budget_gb=budget.gb, config=budget.config)
-        row = self._note(*outcomes, budget.variant, budget.gb, budget.apart)
-        if budget.variant == "memscale" and "ratio" in row:
-            self._judge(row)
 
     def _judge(self, row: dict[str, Any]) -> None:
         """Says which goals a budget missed."""

@@ -27,7 +27,7 @@ _log = logging.getLogger("memscale")
 
 
 class MixedPrecision:
-    """What a model's forwards compute in. Only the thread that runs them uses it."""
+    """Runs a model's forwards under autocast. Only the thread that calls the model may use it."""
 
     def __init__(self) -> None:
         self._type: str | None = None  # autocast's; "": no autocast; None: not decided

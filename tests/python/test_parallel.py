@@ -1,4 +1,5 @@
-"""`memscale predict --tp` and `--pp` beside what the tensors of 2 and 4 real ranks take."""
+"""Models whose layers are divided among ranks: `memscale predict --tp` and `--pp` beside what the tensors of 2 and 4
+real ranks take, and ranks that train wrapped parts."""
 
 from __future__ import annotations
 
@@ -76,6 +77,38 @@ def test_a_rank_takes_what_is_predicted(tmp_path: Path, ranks: int) -> None:
             # What FSDP gathers is a bound; a collective of gloo takes memory of its own for a moment.
             most = 1.3 if case.data > 1 else 1.06
             assert 0.95 * rank["peak_bytes"] < peak_bytes < most * rank["peak_bytes"], name
+
+
+def wrapped(folder: Path, names: list[str]) -> dict[str, list[dict[str, Any]]]:
+    """What each rank says of its wrapped runs, by case."""
+    here, config, ranks = Path(__file__).parent, config_in(folder), CASES[names[0]].ranks
+    run_python(
+        here / "forked_ranks.py", str(ranks), here / "parallel_wrapped_case.py", config, folder, *names, check=True
+    )
+    told = [list(map(json.loads, (folder / str(rank)).read_text().splitlines())) for rank in range(ranks)]
+    return {name: [said[place] for said in told] for place, name in enumerate(names)}
+
+
+@pytest.mark.parametrize("names", [["tp2-sp", "pp2"], ["tp2-sp-fsdp2", "fsdp2-pp2", "pp4"]])
+def test_wrapped_parts_train_with_the_bits_of_unwrapped_ones_within_their_budgets(
+    tmp_path: Path, names: list[str]
+) -> None:
+    for name, told in wrapped(tmp_path, names).items():
+        case = CASES[name]
+        for rank in told:
+            assert rank["equal"] == [True, True], name
+            assert rank["warnings"] == [], name
+            assert rank["smallest"]["recomputed_layers"] > 0, name
+            # In its first step FSDP's stage gathers more than a plan counts; then the measured peak corrects the plan.
+            judged_from = 1 if case.data > 1 and case.stages > 1 else 0
+            assert max(rank["within"]["peaks"][judged_from:]) <= rank["budget"], name
+            predicted = json.loads(rank["smallest"]["plan"])["predicted"]["peak_bytes"]
+            assert 0.9 * predicted < max(rank["smallest"]["peaks"]) < 1.03 * predicted, name
+        of_a_stage = case.ranks // case.stages
+        for first in range(0, case.ranks, of_a_stage):
+            plans = {rank["smallest"]["plan"] for rank in told[first : first + of_a_stage]}
+            assert len(plans) == 1, name  # of the ranks that meet in collectives
+        assert len({rank["smallest"]["plan"] for rank in told}) >= min(case.stages, 2), name
 
 
 def test_ten_thousand_ranks_take_seconds(tmp_path: Path) -> None:

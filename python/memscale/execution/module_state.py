@@ -16,7 +16,6 @@ before the call, and the originals, which it never writes, are bound again after
 
 from __future__ import annotations
 
-import sys
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -43,6 +42,7 @@ from ..model.reach import (
     set_generator,
     write_place,
 )
+from ..model.shards import shard_type
 from ..model.witness import Witness
 
 __all__ = ["LayerState", "ModuleState", "is_large"]
@@ -135,7 +135,7 @@ class LayerState:
         reach = self._reach_of(modules)
         if reach.modules:
             modules = [*modules, *reach.modules]
-        held, buffers, others = _core.take_snapshot(modules, owned, self.inert, _sharded())
+        held, buffers, others = _core.take_snapshot(modules, owned, self.inert, shard_type())
         attributes = _Attributes(others, self.inert)
         tensors: list[tuple[dict[str, Any], str, _Buffer]] = []
         places: list[Any] = []
@@ -494,12 +494,6 @@ def modules_of(module: torch.nn.Module) -> list[torch.nn.Module]:
         return _core.module_list(module)
     except TypeError:  # a scripted module keeps them elsewhere
         return list(module.modules())
-
-
-def _sharded() -> type | None:
-    """The class of FSDP's shards, if there may be any. FSDP replaces them for forward and backward, so a replay finds
-    the full parameters in place."""
-    return getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
 
 
 def _dense_bytes(tensor: torch.Tensor) -> int:

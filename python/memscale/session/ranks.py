@@ -1,10 +1,11 @@
-"""One plan on every rank of a distributed training.
+"""One plan on the ranks of a distributed training that train the same model.
 
 If a process group is initialised when a model is wrapped, a `RankedSession` replaces the
-`Session`. The ranks exchange their hardware and config documents once, at `wrap()`. From
-then on rank 0 plans, and each of its plans takes effect at the same forward on every rank. All
-messages go through the process group's store. memscale adds no collectives to those of the
-training, so a rank that fails can't leave others waiting in one.
+`Session`. The ranks exchange their hardware and config documents at `wrap()`, and at the first forward if they meet in
+its collectives. The first of the ranks that share a plan makes it, and each of its plans takes effect at the same
+forward on all of them. Stages of a pipeline have other models, so each stage has a plan of its own. All messages go
+through the process group's store. memscale adds no collectives to those of the training, so a rank that fails can't
+leave others waiting in one.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ..device import kind_of, training_device
 from ..errors import BudgetInfeasibleError, IntegrationError, ProfileError
 from ..model.shards import has_shards
 from ..planning.execution_plan import ExecutionPlan
+from .partners import bucketed, describe, digest_of_names, is_pipeline_stage, partners_of
 from .session import Session
 
 if TYPE_CHECKING:
@@ -49,10 +51,12 @@ def session_for(model: torch.nn.Module, config: Config, optimizer: torch.optim.O
 
 
 class RankedSession(Session):
-    """Plans for one model that every rank of the default process group has wrapped.
+    """Plans for a model that ranks of the default process group train together.
 
-    Every rank has to wrap the model and run the same number of training forwards. If there are
-    several wraps, every rank has to make them in the same order.
+    Every rank has to wrap its model, or its part of one. Until the first forward, ranks whose parameters have the same
+    names share a plan. From then on those do that meet in the forward's collectives, if torch tells which they are; a
+    stage of torch's pipelines that meets nobody plans by itself. Ranks that share a plan have to run the same number
+    of training forwards. If there are several wraps, every rank has to make them in the same order.
 
     Raises:
         IntegrationError: another rank could not wrap, sent a damaged plan or did not answer
@@ -74,9 +78,11 @@ class RankedSession(Session):
             self._channel.refuse("wrap", error)
             raise
         self._own_disk = dict(super().disk)
-        self._own_hardware = self.hardware_json
+        self._own_hardware, self._own_config = self.hardware_json, self.config_json
+        self._members = list(range(self._channel.world))  # the ranks that share this rank's plan, in order
+        self._documents: dict[int, tuple[str, str]] = {}  # of each member
         try:
-            self._agree_on_documents("documents")
+            self._find_same_model(model)
         except BaseException:
             self.host_memory.uninstall()
             raise
@@ -88,26 +94,72 @@ class RankedSession(Session):
         self._wanted: ExecutionPlan | None = None
         self._in_force: ExecutionPlan | None = None
 
-        _log.info("rank %d of %d: one plan for all, made on rank 0", self._channel.rank, self._channel.world)
+        self._tell_members()
 
-    def _agree_on_documents(self, key: str) -> None:
-        channel = self._channel
-        channel.send(f"{key}/{channel.rank}", json.dumps([self._own_hardware, self.config_json]))
-        pairs = [tuple(json.loads(channel.receive(f"{key}/{rank}"))) for rank in range(channel.world)]
-        self.hardware_json, self.config_json = _core.ranks_agree(pairs, channel.local_world)
+    @property
+    def _leads(self) -> bool:
+        """Whether this rank makes the plans of those that share its plan."""
+        return self._channel.rank == self._members[0]
+
+    def _tell_members(self) -> None:
+        rank, members = self._channel.rank, self._members
+        if len(members) == 1:
+            _log.info("rank %d of %d: a plan of its own", rank, self._channel.world)
+        else:
+            _log.info(
+                "rank %d of %d: one plan for ranks %s, made on rank %d",
+                rank, self._channel.world, describe(members), members[0],
+            )  # fmt: skip
+
+    def _find_same_model(self, model: torch.nn.Module) -> None:
+        """At the wrap, on all ranks: exchanges documents. Ranks with the same model share a plan."""
+        digest = digest_of_names(model)
+        self._send_documents("documents", digest)
+        said = {rank: self._channel.receive_json(f"documents/{rank}") for rank in self._members}
+        self._members = [rank for rank, (_, _, theirs) in said.items() if theirs == digest]
+        self._documents = {rank: (said[rank][0], said[rank][1]) for rank in self._members}
+        self._agree_on_documents()
+
+    def _send_documents(self, key: str, more: Any) -> None:
+        self._channel.send(f"{key}/{self._channel.rank}", json.dumps([self._own_hardware, self._own_config, more]))
+
+    def _agree_on_documents(self) -> None:
+        self.hardware_json, self.config_json = _core.ranks_agree(
+            [self._documents[rank] for rank in self._members], self._channel.local_world
+        )
         self._planned_for = self.config_json
 
-    def _measure_again(self, model: torch.nn.Module) -> None:
-        """At the first training forward, on every rank: trainers load libraries after the wrap, and DDP, made after it,
-        holds a second copy of the gradients in its buckets."""
-        self._bucket_bytes = _core.storage_bytes(_bucketed(model))
+    def _exchange_documents(self, key: str, partners: set[int]) -> None:
+        """With the ranks that begin the same forward, on each of them, and with these ranks' partners in turn."""
+        self._send_documents(key, sorted(partners))
+        found: dict[int, tuple[str, str]] = {}
+        while missing := partners - found.keys():
+            for rank in sorted(missing):
+                hardware, config, theirs = self._channel.receive_json(f"{key}/{rank}")
+                found[rank] = hardware, config
+                partners = partners | set(theirs)
+        self._documents, self._members = found, sorted(found)
+
+    def _meet(self, model: torch.nn.Module) -> None:
+        """At the first training forward: finds out who shares the plan, and counts what this process holds by now.
+        Trainers load libraries after the wrap, and DDP, made after it, holds a second copy of the gradients."""
+        self._bucket_bytes = _core.storage_bytes(bucketed(model))
         allocated_bytes = kind_of(self._device).allocated_bytes(self._device)
         self._own_hardware = _core.hardware_grow_process(self._own_hardware, self._bucket_bytes, allocated_bytes)
-        self._agree_on_documents("first_forward")
+        rank, before = self._channel.rank, self._members
+        partners = partners_of(model)
+        if partners - {rank}:
+            self._exchange_documents("first_forward", partners | {rank})
+        else:
+            self._members = [rank] if is_pipeline_stage() else self._members
+            self._documents[rank] = self._own_hardware, self._own_config
+        self._agree_on_documents()
         self._plans.clear()
+        if self._members != before:
+            self._tell_members()
 
     def _without_released(self, model: torch.nn.Module) -> str:
-        """As it is: trainers hold more at the first forward than at the wrap, and `_measure_again()` counts it."""
+        """As it is: trainers hold more at the first forward than at the wrap, and `_meet()` counts it."""
         return self.hardware_json
 
     def _follow(self, model: torch.nn.Module) -> None:
@@ -119,14 +171,15 @@ class RankedSession(Session):
         self._own_hardware = self.hardware_json
         self._in_force = self._wanted = None
         self._moves += 1
-        self._agree_on_documents(f"moved/{self._moves}")
+        self._exchange_documents(f"moved/{self._moves}", set(self._members))
+        self._agree_on_documents()
 
     @property
     def disk(self) -> Mapping[str, Any]:
         """The disk tier of the ranks' common description, with this rank's own directory."""
         return {**super().disk, "dir": self._own_disk["dir"]}
 
-    # -- the methods of a session, on rank 0 alone ----------------------------------------
+    # -- the methods of a session, on the leading rank alone ----------------------------------------
 
     def plan_for(
         self,
@@ -136,23 +189,23 @@ class RankedSession(Session):
         kwargs: dict[str, Any],
         wait_until_alone: Any = lambda: True,
     ) -> Any:
-        """On rank 0 a plan as in `Session`, elsewhere the plan in force. `agree()` puts it in force."""
+        """On the leading rank a plan as in `Session`, elsewhere the plan in force. `agree()` puts it in force."""
         self._follow(model)
         if not (self._is_measured or self._has_sample):
             self._is_measured = True
-            self._measure_again(model)
-        if self._channel.rank != 0:
+            self._meet(model)
+        if not self._leads:
             return self._in_force
         self._narrow(model)
         try:
             self._wanted = super().plan_for(model, signature, args, kwargs, wait_until_alone)
         except BudgetInfeasibleError as error:
             if not self._is_sharded:
-                self._channel.refuse(f"plan/{self._forwards}", error)
+                self._channel.refuse(self._plan_key(), error)
                 raise
             self._wanted = self._smallest(error)
         except BaseException as error:
-            self._channel.refuse(f"plan/{self._forwards}", error)
+            self._channel.refuse(self._plan_key(), error)
             raise
         return self._wanted
 
@@ -217,6 +270,7 @@ class RankedSession(Session):
         if self._is_sharded or not has_shards(model):
             return
         self._is_sharded = True
+        self._own_config = _core.config_for_shards(self._own_config)
         self.config_json = self._planned_for = _core.config_for_shards(self.config_json)
         self._plans.clear()
         _log.info("parameters are sharded: layers are recomputed or kept, and nothing is offloaded")
@@ -241,7 +295,7 @@ class RankedSession(Session):
         return None
 
     def _measure_trace(self) -> None:
-        """Nothing: only rank 0's trace could be measured, and the plan is for all ranks."""
+        """Nothing: only the leading rank's trace could be measured, and the plan is for others too."""
 
     @property
     def wants_live_trace(self) -> bool:
@@ -253,47 +307,42 @@ class RankedSession(Session):
         raise BudgetInfeasibleError("a step of several ranks can't be run again on one of them")
 
     def rehearsal(self, model: torch.nn.Module, *args: Any) -> tuple[bool, str, str] | None:
-        """As in `Session`, on rank 0 alone. None if parameters are sharded, because a forward then needs all ranks."""
-        return None if self._channel.rank != 0 or has_shards(model) else super().rehearsal(model, *args)
+        """As in `Session`, on the leading rank alone. None if parameters are sharded: a forward needs all ranks."""
+        return super().rehearsal(model, *args) if self._leads and not has_shards(model) else None
 
     # -- agreement ---------------------------------------------------------------------------
 
+    def _plan_key(self, before: int = 0) -> str:
+        """Of the message about the next forward, or one that many `before` it."""
+        return f"plan/{self._members[0]}/{self._forwards - before}"
+
     def agree(self, plan: Any) -> Any:
-        """The plan of the training forward that begins now, the same on every rank."""
-        key = f"plan/{self._forwards}"
-        self._forwards += 1
-        if self._channel.rank == 0:
+        """The plan of the training forward that begins now, the same on the ranks that share it."""
+        key = self._plan_key()
+        if self._leads:
             wanted = self._wanted or plan
-            text = "" if wanted is self._in_force else wanted.to_json()
-            self._channel.send(key, _digest(text) + text)
-            if self._forwards > _KEPT_MESSAGES:
-                self._channel.forget(f"plan/{self._forwards - _KEPT_MESSAGES}")
+            if len(self._members) > 1:
+                text = "" if wanted is self._in_force else wanted.to_json()
+                self._channel.send(key, _digest(text) + text)
+                if self._forwards >= _KEPT_MESSAGES:
+                    self._channel.forget(self._plan_key(_KEPT_MESSAGES))
+            self._forwards += 1
             self._in_force = wanted
             return wanted
+        self._forwards += 1
         message = self._channel.receive(key)
         digest, text = message[:64], message[64:]
         if digest != _digest(text):
-            raise IntegrationError("the plan from rank 0 was damaged on its way: its hash differs")
+            raise IntegrationError("the plan from another rank was damaged on its way: its hash differs")
         if text:
             self._in_force = ExecutionPlan(text, self.hardware_json)
             self.host_memory.follow(self._in_force)
-            _log.info("rank %d: %r of rank 0", self._channel.rank, self._in_force)
+            _log.info("rank %d: %r of rank %d", self._channel.rank, self._in_force, self._members[0])
         return self._in_force
 
 
-def _bucketed(model: torch.nn.Module) -> list[torch.Tensor]:
-    """The parameters whose gradients the DDP around this forward copies to buckets. With
-    `gradient_as_bucket_view` the gradients are the buckets."""
-    from torch.nn.parallel import DistributedDataParallel
-
-    ddp = DistributedDataParallel._active_ddp_module
-    if ddp is None or ddp.gradient_as_bucket_view or all(module is not model for module in ddp.modules()):
-        return []
-    return [p for name, p in ddp.module.named_parameters() if p.requires_grad and name not in ddp.parameters_to_ignore]
-
-
 class _Channel:
-    """Messages between ranks. Each is written once and read by every rank."""
+    """Messages between ranks. Each is written once and read by other ranks."""
 
     def __init__(self, prefix: str) -> None:
         import torch.distributed as distributed
@@ -332,6 +381,9 @@ class _Channel:
         if message.startswith("-"):
             raise IntegrationError(f"rank {self.rank}: {message[1:]}")
         return message[1:]
+
+    def receive_json(self, key: str) -> Any:
+        return json.loads(self.receive(key))
 
     def forget(self, key: str) -> None:
         self._store.delete_key(key)

@@ -11,22 +11,27 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from ..model.shards import is_shard
+from ..model.shards import gathered_layout, is_shard
 
-__all__ = ["Twins", "copy_of_storage", "fake_view", "foreach_as_for", "tensors_in"]
+__all__ = ["Twins", "Whole", "copy_of_storage", "fake_view", "foreach_as_for", "tensors_in"]
 
 _DEPTH = 6
 
 
 class Twins:
-    """Makes fake twins. A tensor always gets the same twin."""
+    """Makes fake twins. A tensor always gets the same twin.
 
-    def __init__(self) -> None:
+    Args:
+        gathers: whether FSDP gathers parameters, whose twins are then as gathered. Other twins of parts are parts.
+    """
+
+    def __init__(self, gathers: bool = False) -> None:
+        self._gathers = gathers
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._twins: dict[int, torch.Tensor] = {}
         self._originals: list[torch.Tensor] = []  # kept alive, so that their ids stay unique
@@ -37,17 +42,24 @@ class Twins:
         if twin is None:
             # A tensor of the caller's graph becomes a leaf, so that backward stops here.
             source = tensor if tensor.is_leaf else tensor.detach().requires_grad_(tensor.requires_grad)
-            twin = self._whole(tensor) if is_shard(tensor) else self.mode.from_tensor(source)
+            twin = self._gathered(tensor) if self._gathers and is_shard(tensor) else self.mode.from_tensor(source)
             if twin.is_leaf:
                 twin.grad = None
             self._twins[id(tensor)] = twin
             self._originals.append(tensor)
         return twin
 
-    def _whole(self, shard: torch.Tensor) -> torch.Tensor:
-        """The twin of a whole parameter, of which `shard` is one rank's part."""
+    def _gathered(self, shard: torch.Tensor) -> torch.Tensor:
+        """The twin of a parameter that FSDP has gathered, of which `shard` is one rank's part."""
+        layout = gathered_layout(shard)
         with self.mode:
-            whole = torch.empty(shard.shape, dtype=shard.dtype, device=shard.device)
+            if layout is None:
+                whole = torch.empty(shard.shape, dtype=shard.dtype, device=shard.device)
+            else:
+                mesh, placements = layout
+                whole = torch.distributed.tensor.empty(
+                    shard.shape, dtype=shard.dtype, device_mesh=mesh, placements=placements
+                )
             return torch.nn.Parameter(whole, requires_grad=shard.requires_grad)
 
     def replace(self, value: Any) -> Any:
@@ -88,6 +100,27 @@ class Twins:
         # if torch still counts weak references to it.
         converter.describer.lookup_tensor.data.clear()
         converter.describer.lookup_storage.data.clear()
+
+
+class Whole(NamedTuple):
+    """What is known of a tensor that is divided among ranks, beside this rank's part of it."""
+
+    kind: Any
+    mesh: Any
+    placements: Any
+    size: torch.Size
+    stride: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: Any) -> Whole:
+        return cls(type(tensor), tensor.device_mesh, tensor.placements, tensor.shape, tensor.stride())
+
+    def with_part(self, part: torch.Tensor) -> torch.Tensor:
+        """The divided tensor whose part on this rank is `part`, without a graph."""
+        made: torch.Tensor = self.kind.from_local(
+            part, self.mesh, self.placements, run_check=False, shape=self.size, stride=self.stride
+        )
+        return made.detach()
 
 
 def copy_of_storage(size_bytes: int) -> torch.UntypedStorage:

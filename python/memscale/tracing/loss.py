@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..base.walk import loss_of
+from ..model.shards import graph_part_of
 from ..techniques.loss_mode import marking
 from .fakes import tensors_in
 
@@ -59,5 +60,5 @@ def stand_in_loss(output: Any) -> torch.Tensor | None:
         def backward(ctx: Any, gradient: torch.Tensor) -> Any:
             return tuple(torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.like)
 
-    outputs = [value for value in tensors_in(output) if value.requires_grad]
+    outputs = [graph_part_of(value) for value in tensors_in(output) if value.requires_grad]
     return OutsideLoss.apply(*outputs) if outputs else None  # type: ignore[no-untyped-call]

@@ -150,11 +150,15 @@ class MemoryProfiler:
         calls: CompiledCalls | None,
     ) -> tuple[str, _Way]:
         """The graph, and the first of _WAYS that gives one."""
+        from ..model.shards import computes_in_parts
+
         failed: ProfileError | None = None
         for way in _WAYS:
             if way.knows_integers and not reads_values(failed):
                 continue
             try:
+                if computes_in_parts(model):  # at their first calls, torch tries operators on whole tensors
+                    self._trace(model, args, kwargs, stepping, way)
                 return self._trace(model, args, kwargs, stepping, way, calls), way
             except ProfileError as error:
                 _log.debug("%s; it was traced with %s", str(error), way)
@@ -184,6 +188,7 @@ class MemoryProfiler:
         from ..model.isolation import isolated
         from ..model.optimizers import made_state_bytes, to_trace
         from ..model.reach import Reach
+        from ..model.shards import has_shards
         from ..techniques.tiles import Tiles
         from .fakes import Twins
         from .static_tracer import StaticTracer, libraries_branch_on_values
@@ -193,7 +198,7 @@ class MemoryProfiler:
         if obstacle is not None:
             raise ProfileError(f"{name} can't be traced without running it: {obstacle}, and a trace would do that too")
         tracer = StaticTracer(name, describe_arguments(args, kwargs))
-        twins = Twins()
+        twins = Twins(gathers=has_shards(model))
         tracer.made_state(made_state_bytes(stepping.optimizers, training_device(model)))
         expects_8bit = not stepping.is_given and self._expects_8bit(model)
         optimizers = stepping.optimizers
@@ -406,7 +411,8 @@ class _StaticStep:
             storage = copy_of_storage(token.storage_bytes)
             self._copies[token.serial] = weakref.ref(storage)
         self._tracer.unpacked(token.node, token.serial, storage)
-        return fake_view(self._twins.mode, storage, *token.geometry)
+        view = fake_view(self._twins.mode, storage, *token.geometry)
+        return view if token.whole is None else token.whole.with_part(view)
 
     # -- optimizer ----------------------------------------------------------------------
 
@@ -440,18 +446,24 @@ class _Token:
     it. The token dies when autograd releases the saved tensor.
     """
 
-    __slots__ = ("geometry", "node", "serial", "storage_bytes", "tensor", "tracer")
+    __slots__ = ("geometry", "node", "serial", "storage_bytes", "tensor", "tracer", "whole")
 
     def __init__(self, tracer: LiveTracer, node: int, serial: int, tensor: torch.Tensor) -> None:
         from torch._subclasses.fake_tensor import FakeTensor
+
+        from ..model.shards import is_shard, part_of
+        from .fakes import Whole
 
         self.tracer = tracer
         self.node = node
         self.serial = serial
         self.tensor: torch.Tensor | None = None
-        if serial == 0 or type(tensor) is not FakeTensor:
+        part = part_of(tensor)
+        if serial == 0 or type(part) is not FakeTensor:
             self.tensor = tensor if tensor.grad_fn is None else tensor.detach()
             return
+        self.whole = Whole.of(tensor) if is_shard(tensor) else None
+        tensor = part
         self.storage_bytes = tensor.untyped_storage().nbytes()
         self.geometry = (
             tensor.dtype,
@@ -495,9 +507,10 @@ def _refuse_real_leaves(loss: torch.Tensor) -> None:
     from torch._subclasses.fake_tensor import FakeTensor
 
     from ..base.walk import leaves_of
+    from ..model.shards import part_of
 
     for leaf in leaves_of(loss):
-        if not isinstance(leaf, FakeTensor):
+        if not isinstance(part_of(leaf), FakeTensor):
             shape = "x".join(map(str, leaf.shape))
             raise ProfileError(f"it uses a trainable tensor ({shape}) that is not an attribute of a module")
 

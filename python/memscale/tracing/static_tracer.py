@@ -80,6 +80,8 @@ class StaticTracer(LiveTracer):
             if self.is_forward and func not in _OTHER_TYPES:
                 self._types.check(func, args, kwargs or {}, ())
             raise
+        if result is NotImplemented:
+            return result
         if self.is_forward and func not in _OTHER_TYPES:
             self._types.check(func, args, kwargs or {}, tensors_of(result))
         if func is _RECURRENT and not self._paused:

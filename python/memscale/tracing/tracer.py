@@ -21,6 +21,7 @@ from ..base.arguments import Arguments, plain_tensors
 from ..base.compiler import is_compiled
 from ..base.modes import begin_below, leave
 from ..base.walk import first_output, is_training, plain_leaves, shape_of, tensors_of, version_of
+from ..model.shards import part_of, shard_type
 
 __all__ = ["NO_NODE", "LiveTracer", "is_maker"]
 
@@ -127,6 +128,7 @@ class LiveTracer(TorchDispatchMode):
         self._phase = "forward"
         self._finished = False
         self._error: BaseException | None = None
+        self._divided = shard_type()
 
     def calls_of(self, name: str) -> int:
         """The number of calls of a layer so far, the one under way included."""
@@ -188,6 +190,8 @@ class LiveTracer(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if self._divided in types:
+            return NotImplemented  # DTensor runs operators on the parts, which come here
         operator = self._operators.get(func)
         if operator is None:
             operator = self._operators[func] = _describe(func, self._kernels.get(func, func))
@@ -475,9 +479,10 @@ class LiveTracer(TorchDispatchMode):
 
 
 def _storages(tensor: torch.Tensor) -> Iterable[torch.UntypedStorage]:
-    """The storages of a tensor. A sparse tensor has one for each part; other layouts have none."""
+    """The storages of a tensor. A sparse tensor has one for each part; other layouts have none. Of a tensor that is
+    divided among ranks it is that of this rank's part."""
     if tensor.layout is torch.strided:
-        return (tensor.untyped_storage(),)
+        return (part_of(tensor).untyped_storage(),)
     if tensor.layout is torch.sparse_coo:
         return (tensor._indices().untyped_storage(), tensor._values().untyped_storage())
     return ()

@@ -151,6 +151,61 @@ def dies() -> None:
     train(model, "ddp")
 
 
+SCHEDULES = (
+    "ScheduleGPipe",
+    "Schedule1F1B",
+    "ScheduleLoopedBFS",
+    "ScheduleInterleaved1F1B",
+    "ScheduleInterleavedZeroBubble",
+    "ScheduleZBVZeroBubble",
+    "ScheduleDualPipeV",
+)
+
+
+def run_schedule(schedule: Any, stages_per_rank: int, wraps: bool) -> tuple[list[Any], list[int]]:
+    """Gradients of this rank's stages over three steps, and how many layers each recomputed."""
+    from torch.distributed.pipelining import PipelineStage
+
+    world = dist.get_world_size()
+    count = world * stages_per_rank
+    is_v = schedule.__name__ in ("ScheduleZBVZeroBubble", "ScheduleDualPipeV")
+    numbers = [RANK, count - 1 - RANK if is_v else RANK + world][:stages_per_rank]
+    models = [net() for _ in numbers]
+    if wraps:
+        for model in models:
+            memscale.wrap(model, memscale.Config(force_optimize=True, enable_logging=False))
+    stages = [PipelineStage(m, number, count, torch.device("cpu")) for m, number in zip(models, numbers, strict=True)]
+    given = stages if stages_per_rank > 1 else stages[0]
+    run = schedule(given, 8, loss_fn=lambda made, wanted: (made - wanted).square().mean())
+    rows = torch.randn(64, 64, generator=torch.Generator().manual_seed(1))
+    torch.manual_seed(RANK)
+    seen: list[Any] = []
+    for _ in range(3):
+        run.step(*((rows,) if 0 in numbers else ()), target=rows if count - 1 in numbers else None)
+        for model in models:
+            seen.append([p.grad.clone() for p in model.parameters()])
+            model.zero_grad()
+    recomputed = []
+    for model in models if wraps else ():
+        counters = model._memscale_executor.counters()
+        recomputed.append(counters["recomputed_layers"] + counters["remade_tensors"])
+        memscale.detach(model)
+    return seen, recomputed
+
+
+def pipelines() -> None:
+    from torch.distributed.pipelining import schedules
+
+    for name in SCHEDULES:
+        schedule = getattr(schedules, name, None)
+        if schedule is None:  # an earlier torch
+            continue
+        per_rank = 2 if issubclass(schedule, schedules.PipelineScheduleMulti) else 1
+        expected, _ = run_schedule(schedule, per_rank, False)
+        found, recomputed = run_schedule(schedule, per_rank, True)
+        tell("schedule", [name, same(found, expected), min(recomputed)])
+
+
 def main() -> None:
     torch.set_num_threads(1)
     logging.getLogger("memscale").setLevel(logging.ERROR)
@@ -165,6 +220,8 @@ def main() -> None:
         budgets()
     elif case == "refused":
         refused()
+    elif case == "pipelines":
+        pipelines()
     else:
         dies()
     # Gloo's threads release the Python objects of the last collectives, such as contexts of torch.autograd. They need

@@ -1,5 +1,5 @@
-"""DDP and FSDP2 on two processes (gloo, CPU): gradients equal the unwrapped run's, both ranks have one plan, the
-smaller budget applies, and no rank waits for one that failed."""
+"""DDP, FSDP2 and pipelines on two processes (gloo, CPU): gradients equal the unwrapped run's, ranks that meet in
+collectives have one plan, the smaller budget applies, and no rank waits for one that failed."""
 
 from __future__ import annotations
 
@@ -100,6 +100,15 @@ def test_what_one_rank_is_refused_is_raised_on_all(tmp_path: Path) -> None:
     assert other[0] == "IntegrationError" and "rank 1 failed with ConfigError" in other[1]
     assert infeasible[0] == "BudgetInfeasibleError"
     assert wrapped[0] == "IntegrationError" and "rank 0 failed with BudgetInfeasibleError" in wrapped[1]
+
+
+def test_stages_of_a_pipeline_follow_plans_of_their_own_under_every_schedule(tmp_path: Path) -> None:
+    status, told = _launch("pipelines", tmp_path)
+    assert status == 0
+    for rank in told["schedule"]:
+        assert len(rank) >= 5
+        for name, is_same, recomputed in rank:
+            assert is_same and recomputed > 0, name
 
 
 def test_a_rank_that_fails_in_a_step_ends_the_run(tmp_path: Path) -> None:

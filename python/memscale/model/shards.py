@@ -1,8 +1,8 @@
 """Models with parameters that are divided among ranks, by FSDP2 (`fully_shard`) or tensor parallelism, and their trace.
 
-What FSDP2 has divided a trace sees as a whole, as a layer does while it runs. The hooks that gather and divide
-parameters do not run in a trace. A layer of tensor parallelism computes with its part, and so does its trace. The
-profiler and the session of several ranks use this module.
+What FSDP2 has divided a trace sees as a whole, as a layer does while it runs, in the type of its mixed precision. The
+hooks that gather and divide parameters do not run in a trace. A layer of tensor parallelism computes with its part, and
+so does its trace. The profiler and the session of several ranks use this module.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 __all__ = [
     "graph_part_of",
     "computes_in_parts",
+    "computing_types",
     "gathered_layout",
     "has_shards",
     "is_shard",
     "part_of",
     "shard_type",
-    "silence_gathering",
+    "stand_in_for_fsdp",
 ]
 
 _HOME = "torch.distributed.fsdp"
@@ -79,12 +80,55 @@ def computes_in_parts(model: torch.nn.Module) -> bool:
     return any(is_shard(p) and not (gathers and gathered_layout(p) is None) for p in model.parameters())
 
 
-def silence_gathering(model: torch.nn.Module) -> None:
-    """Removes FSDP's hooks from the modules; the caller's snapshot restores them."""
+def computing_types(model: torch.nn.Module) -> dict[int, torch.dtype]:
+    """The types that FSDP's mixed precision casts parameters to when it gathers them, by the parameters' identities."""
+    types: dict[int, torch.dtype] = {}
+    for module in model.modules():  # a parameter belongs to the innermost module that FSDP manages
+        policy = _policy_of(module)
+        if policy is not None:
+            types.update({id(p): policy.param_dtype or p.dtype for p in module.parameters()})
+    return types
+
+
+def stand_in_for_fsdp(model: torch.nn.Module) -> None:
+    """Replaces FSDP's hooks on the modules by those that cast as its mixed precision does; the caller's snapshot
+    restores them."""
     for module in model.modules():
+        policy = _policy_of(module)
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
             for key in [key for key, hook in hooks.items() if _is_of_fsdp(hook)]:
                 del hooks[key]
+        if policy is not None and policy.param_dtype is not None and policy.cast_forward_inputs:
+            module.register_forward_pre_hook(_casting_inputs(policy.param_dtype), prepend=True, with_kwargs=True)
+        if policy is not None and policy.output_dtype is not None:
+            module.register_forward_hook(_casting_outputs(policy.output_dtype))
+
+
+def _policy_of(module: torch.nn.Module) -> Any:
+    """FSDP's policy of mixed precision for this module; None if FSDP does not manage it."""
+    policy = getattr(sys.modules.get(_HOME), "MixedPrecisionPolicy", ())
+    for hook in filter(_is_of_fsdp, module._forward_pre_hooks.values()):
+        for value in vars(hook.__self__).values() if hasattr(hook, "__self__") else ():
+            if isinstance(value, policy):
+                return value
+    return None
+
+
+def _casting_inputs(dtype: torch.dtype) -> Any:
+    return lambda module, args, kwargs: (_cast(args, dtype), _cast(kwargs, dtype))
+
+
+def _casting_outputs(dtype: torch.dtype) -> Any:
+    return lambda module, args, output: _cast(output, dtype)
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    """The value with its floating-point tensors in `dtype`, also in lists, tuples and dictionaries."""
+    import torch
+
+    from ..base.walk import mapped
+
+    return mapped(value, torch.Tensor, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
 
 
 def _is_of_fsdp(hook: Any) -> bool:

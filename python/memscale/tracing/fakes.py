@@ -27,11 +27,16 @@ class Twins:
     """Makes fake twins. A tensor always gets the same twin.
 
     Args:
-        gathers: whether FSDP gathers parameters, whose twins are then as gathered. Other twins of parts are parts.
+        gathered: if FSDP gathers the model's parameters, the types that it casts them to, by their identities; their
+            twins are as gathered. Without it, twins of parts are parts.
+
+    Attributes:
+        stored_types: the types of parameters that are cast when gathered, by their twins' identities.
     """
 
-    def __init__(self, gathers: bool = False) -> None:
-        self._gathers = gathers
+    def __init__(self, gathered: dict[int, torch.dtype] | None = None) -> None:
+        self._gathered_types = gathered
+        self.stored_types: dict[int, torch.dtype] = {}
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._twins: dict[int, torch.Tensor] = {}
         self._originals: list[torch.Tensor] = []  # kept alive, so that their ids stay unique
@@ -40,27 +45,35 @@ class Twins:
         """The twin of a tensor, without its gradient."""
         twin = self._twins.get(id(tensor))
         if twin is None:
-            # A tensor of the caller's graph becomes a leaf, so that backward stops here.
-            source = tensor if tensor.is_leaf else tensor.detach().requires_grad_(tensor.requires_grad)
-            twin = self._gathered(tensor) if self._gathers and is_shard(tensor) else self.mode.from_tensor(source)
+            twin = self._made(tensor)
             if twin.is_leaf:
                 twin.grad = None
             self._twins[id(tensor)] = twin
             self._originals.append(tensor)
         return twin
 
-    def _gathered(self, shard: torch.Tensor) -> torch.Tensor:
-        """The twin of a parameter that FSDP has gathered, of which `shard` is one rank's part."""
+    def _made(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self._gathered_types is not None and is_shard(tensor):
+            return self._gathered(tensor, self._gathered_types.get(id(tensor), tensor.dtype))
+        # A tensor of the caller's graph becomes a leaf, so that backward stops here.
+        source = tensor if tensor.is_leaf else tensor.detach().requires_grad_(tensor.requires_grad)
+        return self.mode.from_tensor(source)
+
+    def _gathered(self, shard: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """The twin of a parameter that FSDP has gathered and cast, of which `shard` is one rank's part."""
         layout = gathered_layout(shard)
         with self.mode:
             if layout is None:
-                whole = torch.empty(shard.shape, dtype=shard.dtype, device=shard.device)
+                whole = torch.empty(shard.shape, dtype=dtype, device=shard.device)
             else:
                 mesh, placements = layout
                 whole = torch.distributed.tensor.empty(
-                    shard.shape, dtype=shard.dtype, device_mesh=mesh, placements=placements
+                    shard.shape, dtype=dtype, device_mesh=mesh, placements=placements
                 )
-            return torch.nn.Parameter(whole, requires_grad=shard.requires_grad)
+            twin = torch.nn.Parameter(whole, requires_grad=shard.requires_grad)
+        if dtype is not shard.dtype:
+            self.stored_types[id(twin)] = shard.dtype
+        return twin
 
     def replace(self, value: Any) -> Any:
         """A value with every tensor in it replaced by its twin.
@@ -92,6 +105,7 @@ class Twins:
         """Releases the twins, also those that torch caches, and torch's weak references to the originals, because
         `torch.utils.swap_tensors()` refuses tensors that have any."""
         self._twins.clear()
+        self.stored_types.clear()
         self._originals.clear()
         converter = self.mode.fake_tensor_converter.meta_converter
         converter.tensor_memo.clear()

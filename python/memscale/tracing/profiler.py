@@ -188,7 +188,7 @@ class MemoryProfiler:
         from ..model.isolation import isolated
         from ..model.optimizers import made_state_bytes, to_trace
         from ..model.reach import Reach
-        from ..model.shards import has_shards
+        from ..model.shards import computing_types, has_shards
         from ..techniques.tiles import Tiles
         from .fakes import Twins
         from .static_tracer import StaticTracer, libraries_branch_on_values
@@ -198,7 +198,7 @@ class MemoryProfiler:
         if obstacle is not None:
             raise ProfileError(f"{name} can't be traced without running it: {obstacle}, and a trace would do that too")
         tracer = StaticTracer(name, describe_arguments(args, kwargs))
-        twins = Twins(gathers=has_shards(model))
+        twins = Twins(computing_types(model) if has_shards(model) else None)
         tracer.made_state(made_state_bytes(stepping.optimizers, training_device(model)))
         expects_8bit = not stepping.is_given and self._expects_8bit(model)
         optimizers = stepping.optimizers
@@ -279,13 +279,13 @@ class _StaticStep:
         import torch
 
         from ..base.walk import is_training
-        from ..model.shards import has_shards, silence_gathering
+        from ..model.shards import has_shards, stand_in_for_fsdp
         from .fakes import tensors_in
 
         if not is_training(self._model):
             self._model.train()
         if has_shards(self._model):
-            silence_gathering(self._model)
+            stand_in_for_fsdp(self._model)
         self._swap_in(snapshot)
         self._silence()
         if self._knows_integers:
@@ -298,7 +298,7 @@ class _StaticStep:
             tracer.add_input(name, tensor)
         tracer.resident_batch(tensors_in((args, kwargs)))
         parameters = list(self._model.parameters())
-        tracer.resident_parameters(parameters)
+        tracer.resident_parameters(parameters, self._twins.stored_types)
         if self._expects_8bit:
             tracer.expect_8bit_state(parameters)
         tracer.resident_buffers(tensors_in(snapshot.containers(), depth=2))

@@ -6,7 +6,7 @@
 #include "documents.h"
 #include "rooms.h"
 
-#include "memscale/pipeline.h"
+#include "memscale/cluster.h"
 
 static int parse_rank(PyObject *pair, ms_ext_documents *rank, ms_error *err)
 {
@@ -94,12 +94,45 @@ static PyObject *config_for_shards(PyObject *module, PyObject *args)
     return ms_ext_take_text(ms_config_to_json(&config));
 }
 
+static PyObject *graph_shard(PyObject *module, PyObject *args)
+{
+    (void)module;
+    const char *graph, *hardware;
+    ms_sharding sharding;
+    unsigned int copies;
+    int mixed, stays_gathered;
+    unsigned long long held_bytes;
+    if (!PyArg_ParseTuple(args, "ssIppK:graph_shard", &graph, &hardware, &copies, &mixed, &stays_gathered,
+                          &held_bytes)) {
+        return NULL;
+    }
+    sharding = (ms_sharding){.copies = copies, .mixed = mixed != 0, .stays_gathered = stays_gathered != 0};
+    uint64_t gathered_bytes = held_bytes;
+    ms_ext_documents documents = {0};
+    ms_error err;
+    PyObject *answer = NULL;
+    if (ms_ext_check(ms_ext_documents_parse(&documents, graph, hardware, NULL, NULL, &err), &err) == 0 &&
+        ms_ext_check(ms_cluster_shard(&sharding, documents.graph, documents.hardware, &gathered_bytes, &err), &err) ==
+            0) {
+        answer = Py_BuildValue("(NNK)", ms_ext_take_text(ms_graph_to_json(documents.graph)),
+                               ms_ext_take_text(ms_hardware_to_json(documents.hardware)),
+                               (unsigned long long)gathered_bytes);
+    }
+    ms_ext_documents_free(&documents);
+    return answer;
+}
+
 static PyMethodDef methods[] = {
     MS_EXT_FUNCTION("ranks_agree", ranks_agree, METH_VARARGS, "documents, local_ranks, /",
                     "(list[tuple[str, str]], int) -> tuple[str, str]",
                     "Combines the hardware and config of all ranks, rank 0's first, into one pair for a common plan."),
     MS_EXT_FUNCTION("config_for_shards", config_for_shards, METH_VARARGS, "config, /", "(str) -> str",
                     "The config restricted to techniques that work with sharded parameters."),
+    MS_EXT_FUNCTION("graph_shard", graph_shard, METH_VARARGS,
+                    "graph, hardware, copies, mixed, stays_gathered, held_bytes, /",
+                    "(str, str, int, bool, bool, int) -> tuple[str, str, int]",
+                    "Graph and hardware of one rank of those that FSDP divides a model among, and the bytes that it "
+                    "gathers; `held_bytes`: those that the hardware counts already."),
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,8 +1,8 @@
 /*
  * cluster.h - one rank's step among many: from the graph of its part of a model, what each of N ranks holds and sends.
  *
- * `memscale predict --ranks` calls it before it plans. It changes the three documents of the plan; owns nothing. Each
- * rank is taken to hold the batch of the graph. Thread-safe.
+ * `memscale predict --ranks` calls it before it plans, and a session whose model FSDP has divided after each trace. It
+ * changes the documents of the plan; owns nothing. Each rank is taken to hold the batch of the graph. Thread-safe.
  *
  * Ranks form a mesh of stages, of copies of a stage's layers, and of ranks that divide each layer, from far to near:
  * `ranks` is the product of the three. The graph is that of one part (ms_predict_hf_part()). Here its copies share it, by
@@ -85,6 +85,23 @@ MS_API uint32_t ms_cluster_copies(const ms_cluster *cluster);
  */
 MS_API int ms_cluster_apply(const ms_cluster *cluster, ms_graph *graph, ms_hardware *hardware, ms_config *config,
                             ms_cluster_share *share, ms_error *err);
+
+/* How FSDP has divided a model that is at hand. */
+typedef struct ms_sharding {
+    uint32_t copies;     /* the ranks that it is divided among */
+    bool mixed;          /* as in ms_cluster */
+    bool
+        stays_gathered; /* between forward and backward: a stage's, with reshard_after_forward=False, or the whole model
+                            if it is one group */
+} ms_sharding;
+
+/*
+ * Changes a traced graph, in which parameters, gradients and state are whole, to that of one rank, and adds what the
+ * rank gathers to what its process holds. *gathered_bytes: before, what the process holds of this already (0 at first);
+ * after, what it holds of it now. MS_EINVAL for no copies; nothing changes then.
+ */
+MS_API int ms_cluster_shard(const ms_sharding *sharding, ms_graph *graph, ms_hardware *hardware,
+                            uint64_t *gathered_bytes, ms_error *err);
 
 /* The time of a step in which the slowest stage's plan takes `part_ns` for one microbatch, optimizer included. `hidden`:
  * what goes to copies and stages is sent while others compute. */

@@ -497,6 +497,19 @@ def graph_measure(
 def graph_pend(graph: str, forwards: int, /) -> str:
     """The graph of a step in which this many forwards, or more, wait for their backward while another runs."""
 
+def graph_shard(
+    graph: str,
+    hardware: str,
+    copies: int,
+    mixed: bool,
+    stays_gathered: bool,
+    held_bytes: int,
+    /,
+) -> tuple[str, str, int]:
+    """Graph and hardware of one rank of those that FSDP divides a model among, and the bytes that it gathers;
+    `held_bytes`: those that the hardware counts already.
+    """
+
 def guarded(function: Callable[..., Any], /, *args: Any) -> Any:
     """Calls function(undo, *args). Then undoes the changes noted in the Undo, exception or not, in one call that
     nothing can interrupt.

@@ -311,6 +311,25 @@ static void share_copies(const ms_cluster *cluster, ms_graph *graph, ms_cluster_
     shard_gradients(cluster, graph);
 }
 
+int ms_cluster_shard(const ms_sharding *sharding, ms_graph *graph, ms_hardware *hardware, uint64_t *gathered_bytes,
+                     ms_error *err)
+{
+    uint32_t stages = sharding->stays_gathered ? 2 : 1;
+    ms_cluster cluster = {.ranks = sharding->copies * stages,
+                          .stages = stages,
+                          .parallelism = MS_PARALLELISM_FSDP,
+                          .mixed = sharding->mixed};
+    int rc = check_mesh(&cluster, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    ms_cluster_share share = {0};
+    share_copies(&cluster, graph, &share);
+    hold(graph, hardware, ms__sub_sat(share.gathered_bytes, *gathered_bytes));
+    *gathered_bytes = ms__max_u64(share.gathered_bytes, *gathered_bytes);
+    return ms_graph_check(graph, err);
+}
+
 int ms_cluster_apply(const ms_cluster *cluster, ms_graph *graph, ms_hardware *hardware, ms_config *config,
                      ms_cluster_share *share, ms_error *err)
 {

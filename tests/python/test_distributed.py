@@ -84,7 +84,7 @@ def test_a_budget_that_nothing_fits_is_said_of_a_sharded_model_and_measured(trai
     for rank in trained["tight"]:
         assert rank[0]["equal"] and rank[0]["plan"]["pressure"]["allowed_bytes"] == 10_000_000
     texts = trained["tight"][0][0]["told"]
-    assert "smallest budget" in texts[0] and "as a whole although they are sharded" in texts[0]
+    assert "smallest budget" in texts[0] and "all that FSDP may gather" in texts[0]
     assert any("the run goes on with the plan it has" in text for text in texts[1:])  # peaks are still compared
 
 

@@ -17,6 +17,7 @@ from ..base.after_backward import after_backward
 from ..base.arguments import plain_tensors
 from ..base.walk import parameters_of
 from ..model.optimizers import state_tensors
+from ..model.shards import part_of
 from ..techniques.lazy_logits import LazyLogits
 
 __all__ = ["StepWatch"]
@@ -218,7 +219,7 @@ def _says(optimizer: torch.optim.Optimizer, name: str) -> bool:
 
 def _map_bytes(tensors: list[torch.Tensor]) -> int:
     """Bytes in maps of the allocator. A rank holds its part of a tensor that is divided among ranks."""
-    return _core.map_bytes([getattr(tensor, "_local_tensor", tensor) for tensor in tensors])
+    return _core.map_bytes(list(map(part_of, tensors)))
 
 
 def _moved_state_bytes(optimizer: torch.optim.Optimizer) -> int:

@@ -11,7 +11,7 @@ import gc
 from typing import TYPE_CHECKING
 
 from .. import _core
-from .shards import has_shards
+from .shards import has_shards, part_of
 
 if TYPE_CHECKING:
     import torch
@@ -53,11 +53,12 @@ def to_trace(optimizers: list[torch.optim.Optimizer], model: torch.nn.Module) ->
 
 
 def state_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """The tensors of an optimizer's state; none before its first step."""
+    """The tensors of an optimizer's state, of those divided among ranks this rank's parts; none before its first
+    step."""
     from ..base.arguments import plain_tensors
 
     kept = getattr(optimizer, "state", {})
-    return [tensor for state in kept.values() for tensor in plain_tensors(state)]
+    return [part_of(tensor) for state in kept.values() for tensor in plain_tensors(state)]
 
 
 def made_state_bytes(optimizers: list[torch.optim.Optimizer], device: torch.device) -> int:

@@ -8,7 +8,7 @@ so does its trace. The profiler and the session of several ranks use this module
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import torch
@@ -22,10 +22,25 @@ __all__ = [
     "is_shard",
     "part_of",
     "shard_type",
+    "sharding_of",
     "stand_in_for_fsdp",
 ]
 
 _HOME = "torch.distributed.fsdp"
+
+
+class Sharding(NamedTuple):
+    """How FSDP has divided a model.
+
+    Attributes:
+        ranks: among which.
+        is_mixed: whether parameters are cast to a smaller type when gathered.
+        stays_gathered: whether they stay gathered between forward and backward.
+    """
+
+    ranks: int
+    is_mixed: bool
+    stays_gathered: bool
 
 
 def has_shards(model: torch.nn.Module) -> bool:
@@ -62,16 +77,18 @@ def graph_part_of(tensor: Any) -> torch.Tensor:
 
 
 def gathered_layout(shard: Any) -> tuple[Any, Any] | None:
-    """Mesh and placements of a parameter that FSDP divides too, while its layer runs; None if it is whole then.
-
-    FSDP's are the first dimensions of the mesh: one that shards, with one before it that replicates in hybrid sharding.
-    """
-    mesh, placements = shard.device_mesh, shard.placements
-    of_fsdp = 2 if placements[0].is_replicate() else 1
+    """Mesh and placements of a parameter that FSDP divides too, while its layer runs; None if it is whole then."""
+    mesh, placements, of_fsdp = shard.device_mesh, shard.placements, _dims_of_fsdp(shard)
     names = mesh.mesh_dim_names
     if mesh.ndim <= of_fsdp or names is None:
         return None
     return mesh[tuple(names[of_fsdp:])], placements[of_fsdp:]
+
+
+def _dims_of_fsdp(shard: Any) -> int:
+    """FSDP's are the first dimensions of the mesh: one that shards, with one before it that replicates in hybrid
+    sharding."""
+    return 2 if shard.placements[0].is_replicate() else 1
 
 
 def computes_in_parts(model: torch.nn.Module) -> bool:
@@ -104,14 +121,36 @@ def stand_in_for_fsdp(model: torch.nn.Module) -> None:
             module.register_forward_hook(_casting_outputs(policy.output_dtype))
 
 
+def sharding_of(model: torch.nn.Module) -> Sharding:
+    """How `fully_shard` has divided the model."""
+    shards: list[Any] = [p for p in model.parameters() if is_shard(p)]
+    types = computing_types(model)
+    groups = [group for module in model.modules() for value in _state_of(module) for group in _groups_in(value)]
+    return Sharding(
+        ranks=max(shard.device_mesh.size(_dims_of_fsdp(shard) - 1) for shard in shards),
+        is_mixed=any(types[id(p)].itemsize < p.element_size() for p in shards if id(p) in types),
+        stays_gathered=all(group.post_forward_mesh_info is None for group in groups),
+    )
+
+
+def _state_of(module: torch.nn.Module) -> list[Any]:
+    """What FSDP keeps about a module that it manages."""
+    for hook in filter(_is_of_fsdp, module._forward_pre_hooks.values()):
+        if hasattr(hook, "__self__"):
+            return list(vars(hook.__self__).values())
+    return []
+
+
+def _groups_in(value: Any) -> list[Any]:
+    """FSDP's groups of parameters: later versions of torch have a list of them for a module."""
+    found = value if isinstance(value, list) else [value]
+    return [group for group in found if hasattr(group, "post_forward_mesh_info")]
+
+
 def _policy_of(module: torch.nn.Module) -> Any:
     """FSDP's policy of mixed precision for this module; None if FSDP does not manage it."""
     policy = getattr(sys.modules.get(_HOME), "MixedPrecisionPolicy", ())
-    for hook in filter(_is_of_fsdp, module._forward_pre_hooks.values()):
-        for value in vars(hook.__self__).values() if hasattr(hook, "__self__") else ():
-            if isinstance(value, policy):
-                return value
-    return None
+    return next((value for value in _state_of(module) if isinstance(value, policy)), None)
 
 
 def _casting_inputs(dtype: torch.dtype) -> Any:

@@ -11,6 +11,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
+from ..model.shards import part_of
 from ..planning.execution_plan import ExecutionPlan
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class HostMemory:
 
 
 def _map_bytes(model: torch.nn.Module) -> int:
-    return _core.map_bytes([*model.parameters(), *model.buffers()])
+    return _core.map_bytes([part_of(tensor) for tensor in (*model.parameters(), *model.buffers())])
 
 
 def _give_back() -> None:

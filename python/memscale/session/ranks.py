@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from .. import _core
 from ..device import kind_of, training_device
 from ..errors import BudgetInfeasibleError, IntegrationError, ProfileError
-from ..model.shards import has_shards
+from ..model.shards import computes_in_parts, has_shards, sharding_of
 from ..planning.execution_plan import ExecutionPlan
 from .partners import bucketed, describe, digest_of_names, is_pipeline_stage, partners_of
 from .session import Session
@@ -87,6 +87,7 @@ class RankedSession(Session):
             self.host_memory.uninstall()
             raise
         self._is_sharded = False
+        self._gathered_bytes = 0  # by FSDP, which the description of the process counts
         self._is_measured = False  # at the first forward
         self._bucket_bytes = 0  # of the DDP around the model
         self._moves = 0  # of the model, from device to device
@@ -124,6 +125,7 @@ class RankedSession(Session):
         self._channel.send(f"{key}/{self._channel.rank}", json.dumps([self._own_hardware, self._own_config, more]))
 
     def _agree_on_documents(self) -> None:
+        self._gathered_bytes = 0
         self.hardware_json, self.config_json = _core.ranks_agree(
             [self._documents[rank] for rank in self._members], self._channel.local_world
         )
@@ -155,6 +157,8 @@ class RankedSession(Session):
             self._documents[rank] = self._own_hardware, self._own_config
         self._agree_on_documents()
         self._plans.clear()
+        if computes_in_parts(model):
+            self._forget_traces()  # a sample was traced before layers were divided
         if self._members != before:
             self._tell_members()
 
@@ -217,7 +221,8 @@ class RankedSession(Session):
 
     def step_finished(self, observation: dict[str, Any]) -> ExecutionPlan | None:
         """A new plan waits for the next `agree()`."""
-        seen = {**observation, "baseline_held_bytes": self._bucket_bytes + self._more_bytes, "keeps_reserve": True}
+        held_bytes = self._bucket_bytes + self._gathered_bytes + self._more_bytes
+        seen = {**observation, "baseline_held_bytes": held_bytes, "keeps_reserve": True}
         self._wanted = super().step_finished(seen) or self._wanted
         return None
 
@@ -253,12 +258,12 @@ class RankedSession(Session):
         return super()._make_plan_or_smallest(signature, has_other)
 
     def _smallest(self, error: BudgetInfeasibleError) -> ExecutionPlan:
-        """The smallest plan, for sharded parameters under a budget that no plan fits. Planning counts
-        parameters as a whole, and a rank holds less, so the budget may be kept all the same."""
+        """The smallest plan, for sharded parameters under a budget that no plan fits. Planning counts all that FSDP
+        may gather, and a rank holds less, so the budget may be kept all the same."""
         signature = self._current or ""
         _log.warning(
-            "%s, counting parameters, gradients and optimizer state as a whole although they are sharded; "
-            "the smallest plan is taken, and measured peaks are compared with the budget",
+            "%s, counting all that FSDP may gather at one moment; the smallest plan is taken, and measured peaks are "
+            "compared with the budget",
             error,
         )
         text = _core.plan_uniform(self._graphs[signature], self.hardware_json, self._planned_for, None)
@@ -270,10 +275,20 @@ class RankedSession(Session):
         if self._is_sharded or not has_shards(model):
             return
         self._is_sharded = True
+        self._may_trace_ahead = False  # only _trace() divides
+        ranks, _, stays_gathered = sharding_of(model)  # the sample's trace has the parameters' own types
+        self._graphs = {key: self._shard(graph, ranks, False, stays_gathered) for key, graph in self._graphs.items()}
         self._own_config = _core.config_for_shards(self._own_config)
         self.config_json = self._planned_for = _core.config_for_shards(self.config_json)
         self._plans.clear()
         _log.info("parameters are sharded: layers are recomputed or kept, and nothing is offloaded")
+
+    def _shard(self, graph: str, ranks: int, is_mixed: bool, stays_gathered: bool) -> str:
+        """The graph of one rank, of that of a whole step."""
+        graph, self.hardware_json, self._gathered_bytes = _core.graph_shard(
+            graph, self.hardware_json, ranks, is_mixed, stays_gathered, self._gathered_bytes
+        )
+        return graph
 
     def _trace(
         self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], wait_until_alone: Any
@@ -283,7 +298,7 @@ class RankedSession(Session):
         # The optimizer's groups hold shards, which do not match whole parameters, so its state is estimated.
         try:
             if self.config.use_static_profiling:
-                return self._profiler.trace(model, args, kwargs)
+                return self._shard(self._profiler.trace(model, args, kwargs), *sharding_of(model))
             reason = "use_static_profiling is off"
         except ProfileError as error:
             reason = str(error)

@@ -29,14 +29,10 @@ class Twins:
     Args:
         gathered: if FSDP gathers the model's parameters, the types that it casts them to, by their identities; their
             twins are as gathered. Without it, twins of parts are parts.
-
-    Attributes:
-        stored_types: the types of parameters that are cast when gathered, by their twins' identities.
     """
 
     def __init__(self, gathered: dict[int, torch.dtype] | None = None) -> None:
         self._gathered_types = gathered
-        self.stored_types: dict[int, torch.dtype] = {}
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._twins: dict[int, torch.Tensor] = {}
         self._originals: list[torch.Tensor] = []  # kept alive, so that their ids stay unique
@@ -70,10 +66,7 @@ class Twins:
                 whole = torch.distributed.tensor.empty(
                     shard.shape, dtype=dtype, device_mesh=mesh, placements=placements
                 )
-            twin = torch.nn.Parameter(whole, requires_grad=shard.requires_grad)
-        if dtype is not shard.dtype:
-            self.stored_types[id(twin)] = shard.dtype
-        return twin
+            return torch.nn.Parameter(whole, requires_grad=shard.requires_grad)
 
     def replace(self, value: Any) -> Any:
         """A value with every tensor in it replaced by its twin.
@@ -105,7 +98,6 @@ class Twins:
         """Releases the twins, also those that torch caches, and torch's weak references to the originals, because
         `torch.utils.swap_tensors()` refuses tensors that have any."""
         self._twins.clear()
-        self.stored_types.clear()
         self._originals.clear()
         converter = self.mode.fake_tensor_converter.meta_converter
         converter.tensor_memo.clear()

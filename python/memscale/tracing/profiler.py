@@ -298,7 +298,7 @@ class _StaticStep:
             tracer.add_input(name, tensor)
         tracer.resident_batch(tensors_in((args, kwargs)))
         parameters = list(self._model.parameters())
-        tracer.resident_parameters(parameters, self._twins.stored_types)
+        tracer.resident_parameters(parameters)
         if self._expects_8bit:
             tracer.expect_8bit_state(parameters)
         tracer.resident_buffers(tensors_in(snapshot.containers(), depth=2))

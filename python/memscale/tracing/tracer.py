@@ -136,13 +136,10 @@ class LiveTracer(TorchDispatchMode):
 
     # -- tensors from before the step ------------------------------------------------
 
-    def resident_parameters(
-        self, parameters: Iterable[torch.Tensor], stored: Mapping[int, torch.dtype] | None = None
-    ) -> None:
-        """Reports parameters. They are counted by storage, and no event includes them. `stored`: the types of those
-        that are stored in another type than they compute in, by their identities."""
+    def resident_parameters(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Reports parameters. They are counted by storage, and no event includes them."""
         for parameter in parameters:
-            self._resident(parameter, "parameter", parameter.requires_grad, (stored or {}).get(id(parameter)))
+            self._resident(parameter, "parameter", parameter.requires_grad)
 
     def expect_8bit_state(self, parameters: Iterable[torch.Tensor]) -> None:
         """Reports that an AdamW with 8-bit moments, which is not traced, will step these parameters."""
@@ -160,14 +157,12 @@ class LiveTracer(TorchDispatchMode):
         for tensor in tensors:
             self._resident(tensor, "batch", False)
 
-    def _resident(self, tensor: torch.Tensor, role: str, trainable: bool, stored: torch.dtype | None = None) -> None:
-        item_bytes = tensor.element_size()
-        stored_bytes = item_bytes if stored is None else stored.itemsize
+    def _resident(self, tensor: torch.Tensor, role: str, trainable: bool) -> None:
         for storage in _storages(tensor):
             key = storage._cdata
             if key not in self._watched:
                 self._watch(storage, key)
-            self._trace.resident(key, storage.nbytes() // item_bytes * stored_bytes, stored_bytes, role, trainable)
+            self._trace.resident(key, storage.nbytes(), tensor.element_size(), role, trainable)
 
     # -- operators --------------------------------------------------------------------
 

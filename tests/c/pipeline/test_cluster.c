@@ -119,6 +119,34 @@ static void fsdp_divides_what_stays_and_gathers_what_runs(void **state)
     closed(f);
 }
 
+static void a_traced_model_is_divided_as_a_predicted_one(void **state)
+{
+    (void)state;
+    for (int stays = 0; stays < 2; stays++) {
+        fixture *predicted = opened(NULL), *traced = opened(NULL);
+        uint32_t stages = stays ? 2 : 1;
+        apply(predicted, (ms_cluster){.ranks = 4 * stages, .stages = stages, .parallelism = MS_PARALLELISM_FSDP});
+        ms_sharding sharding = {.copies = 4, .stays_gathered = stays};
+        uint64_t gathered_bytes = 0, again_bytes;
+        ms_error err;
+        assert_ms_ok(ms_cluster_shard(&sharding, traced->graph, traced->hardware, &gathered_bytes, &err), err);
+        assert_int_equal(gathered_bytes, predicted->share.gathered_bytes);
+        assert_int_equal(traced->graph->residents.parameter_bytes, predicted->graph->residents.parameter_bytes);
+        assert_int_equal(gradients_of(traced->graph), gradients_of(predicted->graph));
+        uint64_t baseline_bytes = traced->hardware->process.baseline_bytes;
+        fixture *other_shape = opened(NULL);
+        again_bytes = gathered_bytes;
+        assert_ms_ok(ms_cluster_shard(&sharding, other_shape->graph, traced->hardware, &again_bytes, &err), err);
+        assert_int_equal(traced->hardware->process.baseline_bytes, baseline_bytes); /* counted once */
+        assert_int_equal(again_bytes, gathered_bytes);
+        sharding.copies = 0;
+        assert_int_equal(ms_cluster_shard(&sharding, traced->graph, traced->hardware, &again_bytes, &err), MS_EINVAL);
+        closed(predicted);
+        closed(traced);
+        closed(other_shape);
+    }
+}
+
 static void more_ranks_take_less_each(void **state)
 {
     (void)state;
@@ -254,6 +282,7 @@ int main(void)
         cmocka_unit_test(one_rank_is_a_process_alone),
         cmocka_unit_test(ddp_adds_its_buckets),
         cmocka_unit_test(fsdp_divides_what_stays_and_gathers_what_runs),
+        cmocka_unit_test(a_traced_model_is_divided_as_a_predicted_one),
         cmocka_unit_test(more_ranks_take_less_each),
         cmocka_unit_test(links_and_hosts_are_those_of_the_card),
         cmocka_unit_test(a_stage_under_fsdp_stays_gathered),

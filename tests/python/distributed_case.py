@@ -34,31 +34,33 @@ def distribute(model: nn.Sequential, kind: str) -> nn.Module:
     if kind == "ddp":
         return nn.parallel.DistributedDataParallel(model)
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    types = (torch.bfloat16, torch.float32, torch.float32) if kind == "mixed" else ()
+    policy = MixedPrecisionPolicy(*types)
     for layer in model:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
     return model
 
 
-def batch(step: int) -> torch.Tensor:
-    return torch.randn(8, 64, generator=torch.Generator().manual_seed(100 * RANK + step))
+def batch(step: int, rows: int = 8) -> torch.Tensor:
+    return torch.randn(rows, 64, generator=torch.Generator().manual_seed(100 * RANK + step))
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
-def train(model: nn.Sequential, kind: str, steps: int = 3, micro: int = 1) -> list[Any]:
+def train(model: nn.Sequential, kind: str, steps: int = 3, micro: int = 1, rows: int = 8) -> list[Any]:
     trained = distribute(model, kind)
     optimizer = torch.optim.AdamW(model.parameters())
     seen: list[Any] = []
     torch.manual_seed(RANK)
     for step in range(steps):
         for part in range(micro):
-            loss = trained(batch(10 * step + part)).square().mean()
+            loss = trained(batch(10 * step + part, rows)).square().mean()
             loss.backward()
             seen.append(loss.item())
         seen.append([local(p.grad).clone() for p in model.parameters()])
@@ -128,6 +130,19 @@ def shards() -> None:
         kept.texts = []
     logger.removeHandler(kept)
     logger.setLevel(logging.ERROR)
+
+
+def mixed() -> None:
+    """FSDP computes in BF16. What a step holds at most, by the plan, beside the same step in FP32."""
+    expected = train(net(), "mixed", rows=1000)
+    live = []
+    for kind in ("fsdp", "mixed"):
+        model = memscale.wrap(net(), memscale.Config(force_optimize=True, enable_logging=False))
+        found = train(model, kind, rows=1000)
+        plan = json.loads(model._memscale_executor.plan.to_json())
+        live.append(plan["unoptimized"]["peak_live_bytes"])
+        memscale.detach(model)
+    tell("mixed", {"equal": same(found, expected), "live": live})
 
 
 def refused() -> None:
@@ -217,6 +232,7 @@ def main() -> None:
         compare("fsdp", 1, False)
         compare("fsdp", 1, True)
         shards()
+        mixed()
         budgets()
     elif case == "refused":
         refused()

@@ -88,6 +88,13 @@ def test_a_budget_that_nothing_fits_is_said_of_a_sharded_model_and_measured(trai
     assert any("the run goes on with the plan it has" in text for text in texts[1:])  # peaks are still compared
 
 
+def test_mixed_precision_is_traced_in_its_types(trained: Any) -> None:
+    for rank in trained["mixed"]:
+        in_fp32, in_bf16 = rank[0]["live"]
+        assert rank[0]["equal"]
+        assert in_bf16 < 0.7 * in_fp32
+
+
 def test_the_smaller_budget_holds_for_all(trained: Any) -> None:
     assert trained["allowed"] == [[3_000_000_000], [3_000_000_000]]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import textwrap
 from typing import Any
@@ -179,3 +180,23 @@ def test_a_run_has_its_bits_and_one_plan_whatever_steps_it(make: Any) -> None:
     ours, plans = run(True)
     assert all(torch.equal(a, b) for a, b in zip(plain, ours, strict=True))
     assert plans <= 3
+
+
+@pytest.mark.parametrize("home", ["bitsandbytes.optim", "torchao.optim"])
+def test_8bit_moments_of_others_are_counted_before_and_after_they_exist(home: str) -> None:
+    pytest.importorskip(home.partition(".")[0])
+    model = nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512))
+    optimizer: torch.optim.Optimizer = importlib.import_module(home).AdamW8bit(model.parameters())
+
+    def counted() -> tuple[int, int]:
+        loop = json.loads(memscale.trace(model, torch.randn(8, 512)).to_json())["loop"]
+        return loop["optimizer_state_bytes"], made_state_bytes([optimizer], torch.device("cpu"))
+
+    expected, made = counted()
+    assert made == 0
+    model(torch.randn(8, 512)).sum().backward()
+    optimizer.step()
+    # Two bytes an element, two scales of four bytes for a block of 256, FP32 for biases; tables of 256 values.
+    exact = 2 * (2 * 512 * 512 + 2 * 4 * 512 * 512 // 256 + 2 * 4 * 512)
+    assert expected == exact
+    assert exact <= counted()[1] <= exact + 2 * 2 * 256 * 4 + 64

@@ -21,6 +21,7 @@ __all__ = [
     "parameters_of",
     "plain_leaves",
     "shape_of",
+    "stored_tensors",
     "tensors_of",
     "version_of",
 ]
@@ -56,6 +57,18 @@ def mapped(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
     if type(value) is dict:
         return {key: mapped(item, kind, change) for key, item in value.items()}
     return value
+
+
+def stored_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The tensors that have the bytes of one: those inside a wrapper (DTensor, a quantized tensor), else itself."""
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is None:
+        yield tensor
+        return
+    for name in flatten()[0]:
+        inner = getattr(tensor, name)
+        if isinstance(inner, torch.Tensor):
+            yield from stored_tensors(inner)
 
 
 def functions_of(result: torch.Tensor) -> Iterator[Any]:

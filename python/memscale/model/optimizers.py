@@ -11,12 +11,13 @@ import gc
 from typing import TYPE_CHECKING
 
 from .. import _core
-from .shards import has_shards, part_of
+from ..base.walk import stored_tensors
+from .shards import has_shards
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["made_state_bytes", "optimizers_of", "state_tensors", "to_trace"]
+__all__ = ["have_8bit_moments", "made_state_bytes", "optimizers_of", "state_tensors", "to_trace"]
 
 # The trace assumes the state and the temporaries of these.
 _ASSUMED = ("Adam", "AdamW")
@@ -52,13 +53,26 @@ def to_trace(optimizers: list[torch.optim.Optimizer], model: torch.nn.Module) ->
     return [] if all(map(_is_assumed, optimizers)) else optimizers
 
 
+def have_8bit_moments(optimizers: list[torch.optim.Optimizer]) -> bool:
+    """Whether there are optimizers and each is an Adam or AdamW of bitsandbytes or torchao with 8-bit moments. Their
+    state is as large as memscale's, in blocks of 256 elements (FP32 below 4096)."""
+    return bool(optimizers) and all(map(_has_8bit_moments, optimizers))
+
+
+def _has_8bit_moments(optimizer: torch.optim.Optimizer) -> bool:
+    home, name = type(optimizer).__module__.partition(".")[0], type(optimizer).__name__
+    if home == "bitsandbytes":
+        return "Adam" in name and getattr(getattr(optimizer, "args", None), "optim_bits", None) == 8
+    return home == "torchao" and name in ("Adam8bit", "AdamW8bit")
+
+
 def state_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """The tensors of an optimizer's state, of those divided among ranks this rank's parts; none before its first
-    step."""
+    """The tensors that hold an optimizer's state, of wrappers (DTensor, quantized moments) those inside; none before
+    its first step."""
     from ..base.arguments import plain_tensors
 
     kept = getattr(optimizer, "state", {})
-    return [part_of(tensor) for state in kept.values() for tensor in plain_tensors(state)]
+    return [inner for state in kept.values() for tensor in plain_tensors(state) for inner in stored_tensors(tensor)]
 
 
 def made_state_bytes(optimizers: list[torch.optim.Optimizer], device: torch.device) -> int:

@@ -186,7 +186,7 @@ class MemoryProfiler:
     ) -> str:
         from ..base.signature import describe_arguments
         from ..model.isolation import isolated
-        from ..model.optimizers import made_state_bytes, to_trace
+        from ..model.optimizers import have_8bit_moments, made_state_bytes, to_trace
         from ..model.reach import Reach
         from ..model.shards import computing_types, has_shards
         from ..techniques.tiles import Tiles
@@ -200,10 +200,12 @@ class MemoryProfiler:
         tracer = StaticTracer(name, describe_arguments(args, kwargs))
         twins = Twins(computing_types(model) if has_shards(model) else None)
         tracer.made_state(made_state_bytes(stepping.optimizers, training_device(model)))
-        expects_8bit = not stepping.is_given and self._expects_8bit(model)
         optimizers = stepping.optimizers
-        if not stepping.is_given:
-            optimizers = [] if expects_8bit else to_trace(optimizers, model)
+        expects_8bit = have_8bit_moments(optimizers) or (not stepping.is_given and self._expects_8bit(model))
+        if expects_8bit:
+            optimizers = []
+        elif not stepping.is_given:
+            optimizers = to_trace(optimizers, model)
         step = _StaticStep(model, tracer, twins, expects_8bit, way.knows_integers, calls)
         try:
 

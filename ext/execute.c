@@ -168,6 +168,23 @@ static PyObject *set_residents(PyObject *self, PyObject *tensors)
     Py_RETURN_NONE;
 }
 
+static PyObject *add_residents(PyObject *self, PyObject *tensors)
+{
+    if (!PyList_Check(tensors)) {
+        PyErr_SetString(PyExc_TypeError, "residents: a list of tensors");
+        return NULL;
+    }
+    ms_identity_set *set = &ms_ext_execution_of(self)->residents;
+    Py_ssize_t count = PyList_Size(tensors);
+    if (ms_ext_identity_reserve(set, (size_t)count) != 0) {
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        ms_ext_identity_add(set, PyList_GetItem(tensors, i));
+    }
+    Py_RETURN_NONE;
+}
+
 static PyObject *is_resident(PyObject *self, PyObject *tensor)
 {
     return PyBool_FromLong(ms_ext_identity_has_tensor(&ms_ext_execution_of(self)->residents, tensor));
@@ -396,6 +413,8 @@ static PyMethodDef methods[] = {
     MS_EXT_METHOD("is_active", is_active, METH_NOARGS, "/", "() -> bool", "Whether the plan does anything."),
     MS_EXT_METHOD("set_residents", set_residents, METH_O, "tensors, /", "(list[torch.Tensor]) -> None",
                   "Sets the tensors whose storages never move."),
+    MS_EXT_METHOD("add_residents", add_residents, METH_O, "tensors, /", "(list[torch.Tensor]) -> None",
+                  "Adds to what set_residents() set: parameters that FSDP has gathered for a layer."),
     MS_EXT_METHOD("is_resident", is_resident, METH_O, "tensor, /", "(torch.Tensor) -> bool",
                   "Whether the tensor's storage is one that set_residents() set."),
     MS_EXT_METHOD(

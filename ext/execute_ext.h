@@ -162,7 +162,9 @@ bool ms_ext_identity_has(const ms_identity_set *set, uintptr_t identity);
 bool ms_ext_identity_has_tensor(const ms_identity_set *set, PyObject *tensor);
 /* Empties the set and makes room for `count` members. -1 with an exception. */
 int ms_ext_identity_reset(ms_identity_set *set, size_t count);
-/* Adds the storage of a tensor. Ignores None and tensors without a storage. */
+/* Makes room for that many more members. -1 with an exception; the set is unchanged then. */
+int ms_ext_identity_reserve(ms_identity_set *set, size_t more);
+/* Adds the storage of a tensor. There must be room for it. Ignores None and tensors without a storage. */
 void ms_ext_identity_add(ms_identity_set *set, PyObject *tensor);
 /* storage_bytes(list): bytes of the tensors' distinct storages. */
 PyObject *ms_ext_storage_bytes(PyObject *module, PyObject *tensors);

@@ -46,6 +46,26 @@ int ms_ext_identity_reset(ms_identity_set *set, size_t count)
     return 0;
 }
 
+int ms_ext_identity_reserve(ms_identity_set *set, size_t more)
+{
+    ms_identity_set larger = {0};
+    if (2 * (set->count + more) <= set->capacity) {
+        return 0;
+    }
+    if (ms_ext_identity_reset(&larger, 2 * (set->count + more)) != 0) {
+        return -1;
+    }
+    for (size_t i = 0; i < set->capacity; i++) {
+        if (set->items[i] != 0) {
+            larger.items[identity_slot(&larger, set->items[i])] = set->items[i];
+            larger.count++;
+        }
+    }
+    ms_free(set->items);
+    *set = larger;
+    return 0;
+}
+
 void ms_ext_identity_add(ms_identity_set *set, PyObject *tensor)
 {
     PyObject *storage;

@@ -78,19 +78,19 @@ static PyObject *ranks_agree(PyObject *module, PyObject *args)
     return answer;
 }
 
-static PyObject *config_for_shards(PyObject *module, PyObject *args)
+static PyObject *config_in_parts(PyObject *module, PyObject *args)
 {
     (void)module;
     const char *text;
     ms_config config;
     ms_error err;
-    if (!PyArg_ParseTuple(args, "s:config_for_shards", &text)) {
+    if (!PyArg_ParseTuple(args, "s:config_in_parts", &text)) {
         return NULL;
     }
     if (ms_ext_check(ms_config_parse(text, &config, &err), &err) != 0) {
         return NULL;
     }
-    ms_pipeline_sharded(&config);
+    ms_pipeline_in_parts(&config);
     return ms_ext_take_text(ms_config_to_json(&config));
 }
 
@@ -126,8 +126,8 @@ static PyMethodDef methods[] = {
     MS_EXT_FUNCTION("ranks_agree", ranks_agree, METH_VARARGS, "documents, local_ranks, /",
                     "(list[tuple[str, str]], int) -> tuple[str, str]",
                     "Combines the hardware and config of all ranks, rank 0's first, into one pair for a common plan."),
-    MS_EXT_FUNCTION("config_for_shards", config_for_shards, METH_VARARGS, "config, /", "(str) -> str",
-                    "The config restricted to techniques that work with sharded parameters."),
+    MS_EXT_FUNCTION("config_in_parts", config_in_parts, METH_VARARGS, "config, /", "(str) -> str",
+                    "The config restricted to techniques that work with layers that are divided among ranks."),
     MS_EXT_FUNCTION("graph_shard", graph_shard, METH_VARARGS,
                     "graph, hardware, copies, mixed, stays_gathered, held_bytes, /",
                     "(str, str, int, bool, bool, int) -> tuple[str, str, int]",

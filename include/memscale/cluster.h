@@ -78,7 +78,7 @@ MS_API uint32_t ms_cluster_copies(const ms_cluster *cluster);
 
 /*
  * Changes the documents to those of one rank: resident bytes and gradients of the graph, the process of the hardware,
- * and for FSDP and divided layers the techniques of the configuration. A GPU's host, with its memory and disk, serves
+ * and for divided layers the techniques of the configuration. A GPU's host, with its memory and disk, serves
  * MS_CLUSTER_HOST_RANKS ranks; on a CPU each rank has such a machine for itself. MS_EINVAL for less than one rank or
  * too many, for ranks that do not form a mesh, for several copies without a parallelism, and for `mixed` without FSDP;
  * nothing changes then. MS_EFORMAT if nodes that share a profile differ in what they keep of gradients.

@@ -134,9 +134,9 @@ typedef struct ms_beyond {
 MS_API int ms_pipeline_beyond(const ms_beyond *beyond, const ms_hardware *hardware, const ms_config *config,
                               ms_plan **plan, char **line, ms_error *err);
 
-/* Restricts a configuration to techniques that work with parameters sharded and gathered layer by layer
- * (FSDP). */
-MS_API void ms_pipeline_sharded(ms_config *config);
+/* Restricts a configuration to techniques that work with layers that are divided among ranks: what they save are parts
+ * in wrappers, which don't move. */
+MS_API void ms_pipeline_in_parts(ms_config *config);
 
 /* Measurements of one finished step. MS_UNSET if not measured. */
 typedef struct ms_observation {

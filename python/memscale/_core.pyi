@@ -23,6 +23,8 @@ class Execution:
         ...
     def add_layer(self, name: str, /) -> int:
         """Adds a layer; returns its number."""
+    def add_residents(self, tensors: list[torch.Tensor], /) -> None:
+        """Adds to what set_residents() set: parameters that FSDP has gathered for a layer."""
     def backward_begins(self) -> None:
         """Reports the start of a backward, if hooks of layers can't see it."""
     def backward_ended(self) -> None:
@@ -404,8 +406,8 @@ def checkpoint_read(path: str, /) -> list[tuple[str, str, tuple[int, ...], int, 
 def config_defaults() -> str:
     """JSON of the default config."""
 
-def config_for_shards(config: str, /) -> str:
-    """The config restricted to techniques that work with sharded parameters."""
+def config_in_parts(config: str, /) -> str:
+    """The config restricted to techniques that work with layers that are divided among ranks."""
 
 def config_no_argument(function: str, name: str, arguments: tuple[str, ...], /) -> str:
     """The message for an argument that a function does not have; `arguments` are its own."""

@@ -339,8 +339,8 @@ int ms_cluster_apply(const ms_cluster *cluster, ms_graph *graph, ms_hardware *ha
         return rc;
     }
     share_copies(cluster, graph, share);
-    if (cluster->parallelism == MS_PARALLELISM_FSDP || or_one(cluster->tensor_ranks) > 1) {
-        ms_pipeline_sharded(config);
+    if (or_one(cluster->tensor_ranks) > 1) {
+        ms_pipeline_in_parts(config);
     }
     price(cluster, graph, hardware, share);
     hold(graph, hardware, share->gathered_bytes);

@@ -68,10 +68,8 @@ int ms_pipeline_agree(const ms_hardware *const *hardware, const ms_config *const
     return MS_OK;
 }
 
-void ms_pipeline_sharded(ms_config *config)
+void ms_pipeline_in_parts(ms_config *config)
 {
-    /* FSDP fills and empties a sharded parameter's storage while it is saved, so storages must not be
-     * offloaded. Recompute is not affected. */
     config->mode = MS_MODE_CONSERVATIVE;
     config->enable_offloading = false;
 }

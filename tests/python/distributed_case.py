@@ -75,15 +75,15 @@ def same(a: list[Any], b: list[Any]) -> bool:
     )
 
 
-def compare(kind: str, micro: int, sample: bool) -> None:
-    expected = train(net(), kind, micro=micro)
-    config = memscale.Config(force_optimize=True, enable_logging=False)
+def compare(kind: str, micro: int, sample: bool, rows: int = 8, **options: Any) -> None:
+    expected = train(net(), kind, micro=micro, rows=rows)
+    config = memscale.Config(force_optimize=True, enable_logging=False, **options)
     model = memscale.wrap(net(), config, sample_input=batch(0) if sample else None)
-    found = train(model, kind, micro=micro)
+    found = train(model, kind, micro=micro, rows=rows)
     executor = model._memscale_executor
     tell("equal", same(found, expected))
     tell("recomputed", executor.counters()["recomputed_layers"])
-    tell("offloaded", executor.counters()["offloaded_storages"])
+    tell("moved", [executor.counters()[name] for name in ("offloaded_bytes", "fetched_bytes")])
     tell("plan", executor.plan.to_json())
     memscale.detach(model)
 
@@ -231,6 +231,7 @@ def main() -> None:
         compare("ddp", 2, True)
         compare("fsdp", 1, False)
         compare("fsdp", 1, True)
+        compare("fsdp", 1, False, rows=60_000, enable_checkpointing=False)
         shards()
         mixed()
         budgets()

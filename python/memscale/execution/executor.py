@@ -33,6 +33,7 @@ from ..config import Config
 from ..device import kind_of, training_device
 from ..errors import IntegrationError, MemScaleError, OffloadError, add_note
 from ..model.layers import find_layers
+from ..model.shards import has_shards
 from ..model.streamed import StreamedLayers
 from ..planning.execution_plan import ExecutionPlan
 from ..planning.planner import NullPlanner
@@ -360,6 +361,7 @@ class Executor:
             return
         self._surround_parts(False)
         around = unhookable(model)
+        self._layer_calls.gathers = has_shards(model)
         self._layers = [
             LayerHooks(
                 module,

@@ -62,6 +62,10 @@ class RootWatcher(Protocol):
 class LayerWatcher(Protocol):
     """The methods that a layer's hooks call; see `LayerCalls`."""
 
+    gathers: bool
+
+    def gathered(self, module: torch.nn.Module) -> None: ...
+
     def before(
         self, layer: LayerHooks, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None: ...
@@ -260,9 +264,14 @@ class LayerHooks(_HookedModule):
         self._calls = calls
         super().__init__(module, self._before, self._after, place)
         self.is_compiled = is_compiled(module)
+        if calls.gathers and place is None:
+            self._handles.append(module.register_forward_pre_hook(_Hook(self._gathered)))  # after FSDP's own
 
     def _before(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._calls.before(self, module, args, kwargs)
+
+    def _gathered(self, module: torch.nn.Module, args: tuple[Any, ...]) -> None:
+        self._calls.gathered(module)
 
     def is_first(self, module: torch.nn.Module) -> bool:
         """Whether no other pre-hook ran before ours. An earlier one may have changed the arguments,

@@ -18,7 +18,7 @@ import torch
 
 from .. import _core
 from ..base.aside import is_replaying, is_tracing
-from ..base.walk import first_output
+from ..base.walk import first_output, parameters_of
 from .compiled_shapes import CompiledShapes
 from .replay import ReplayRecord, replay
 from .tape import Remade, Tape
@@ -135,8 +135,15 @@ class LayerCalls:
         """The profile of the step under way, if it is profiled. The executor sets it."""
         self.streamed: StreamedLayers | None = None
         """The layers whose parameters stream, if any do. The executor sets it."""
+        self.gathers = False
+        """Whether FSDP gathers the layers' parameters as they are called. The executor sets it."""
         self.parts: Parts | None = None
         """Learns of every call until the root's forward has run with gradients. The executor sets it."""
+
+    def gathered(self, module: torch.nn.Module) -> None:
+        """FSDP has put gathered tensors in the place of the layer's parameters. They don't move: FSDP frees them."""
+        if not (self._thread.stands_aside or self._thread.is_transformed):
+            self._core.add_residents(parameters_of(module))
 
     def before(self, layer: LayerHooks, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """`layer` is about to be called."""

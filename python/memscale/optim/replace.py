@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 from typing import Any
 
@@ -92,7 +93,7 @@ def _hyperparameters(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 def _on_accelerator(optimizer: torch.optim.Optimizer, kind: Kind) -> torch.optim.Optimizer:
     try:
-        import bitsandbytes
+        bitsandbytes: Any = importlib.import_module("bitsandbytes")
     except ImportError:
         _log.warning(
             "use_8bit_optimizer: bitsandbytes is not installed, which has the 8-bit AdamW for %s; %s stays as it is",

@@ -159,6 +159,7 @@ class RankedSession(Session):
         self._plans.clear()
         if computes_in_parts(model):
             self._forget_traces()  # a sample was traced before layers were divided
+            self.config_json = self._planned_for = _core.config_in_parts(self.config_json)
         if self._members != before:
             self._tell_members()
 
@@ -278,10 +279,7 @@ class RankedSession(Session):
         self._may_trace_ahead = False  # only _trace() divides
         ranks, _, stays_gathered = sharding_of(model)  # the sample's trace has the parameters' own types
         self._graphs = {key: self._shard(graph, ranks, False, stays_gathered) for key, graph in self._graphs.items()}
-        self._own_config = _core.config_for_shards(self._own_config)
-        self.config_json = self._planned_for = _core.config_for_shards(self.config_json)
         self._plans.clear()
-        _log.info("parameters are sharded: layers are recomputed or kept, and nothing is offloaded")
 
     def _shard(self, graph: str, ranks: int, is_mixed: bool, stays_gathered: bool) -> str:
         """The graph of one rank, of that of a whole step."""

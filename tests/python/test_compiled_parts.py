@@ -138,6 +138,24 @@ def test_unusual_parts_are_planned_by_name(layer: Callable[[], nn.Module]) -> No
     memscale.detach(model)
 
 
+def test_flex_attention_is_planned_in_layers_that_are_not_compiled() -> None:
+    """It compiles itself, and refuses to do that under the mode that profiles real steps."""
+
+    def attending() -> Language:
+        torch.manual_seed(0)
+        torch._dynamo.reset()
+        model = Language()
+        model.blocks = nn.ModuleList(Attending() for _ in range(2))
+        return model
+
+    expected = train(attending(), 2)
+    model = memscale.wrap(attending(), FORCED)
+    assert_same(train(model, 2), expected)
+    graph = json.loads(model._memscale_executor._planner.documents[0])
+    assert all("measured" in node["flags"] for node in graph["nodes"] if node["name"])
+    memscale.detach(model)
+
+
 def test_a_compiled_parent_of_compiled_layers_is_compiled_layer_by_layer() -> None:
     expected = train(model_of(Block), 2)
     torch._dynamo.reset()

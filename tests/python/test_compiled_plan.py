@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from test_compiled import TOKENS, Block, Language, frames, language, train
 from torch import nn
 
 import memscale
-from memscale import Config
+from memscale import BudgetInfeasibleError, Config
 from memscale.tracing import compiled_calls
 
 ROOMY = Config(memory_budget_gb=64.0, enable_logging=False)
@@ -77,6 +78,30 @@ def test_a_plan_knows_what_compiled_layers_save() -> None:
     profile = graph["profiles"][nodes_of(graph)["blocks.0"]["profile"]]
     assert all(time_ns > 0 for time_ns in profile["measured_ns"])
     memscale.detach(model)
+
+
+def test_the_trace_of_a_wrapped_model_sees_into_compiled_layers() -> None:
+    """Without a layer's input, its output and its random numbers no plan could recompute it."""
+    written = json.loads(memscale.trace(language(), (TOKENS, TOKENS)).to_json())
+    model = memscale.wrap(compiled(language()), ROOMY)
+    train(model, 1)
+    graph = graph_of(model)
+    for name, node in nodes_of(graph).items():
+        same = nodes_of(written)[name]
+        assert set(node["flags"]) - {"compiled", "measured"} == set(same["flags"])
+        assert node["externals"] == same["externals"]
+        assert graph["profiles"][node["profile"]]["inputs"] == written["profiles"][same["profile"]]["inputs"] != []
+    memscale.detach(model)
+
+
+def test_compiled_layers_after_the_first_are_recomputed_under_a_small_budget() -> None:
+    model, many = language(), TOKENS.repeat(64, 1)
+    model.blocks.extend(Block() for _ in range(2))
+    with pytest.raises(BudgetInfeasibleError) as refused:
+        memscale.wrap(
+            compiled(model), Config(memory_budget_gb=0.01, enable_offloading=False), sample_input=(many, many)
+        )
+    assert sum(int(number) for number in re.findall(r"(\d+) x recompute", str(refused.value))) >= 3
 
 
 @pytest.mark.parametrize("when", ["at the first forward", "at wrap"])

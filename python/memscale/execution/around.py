@@ -32,7 +32,8 @@ class Around:
     """Calls `before` and `after` around a call, as a pre-hook with keyword arguments and a hook that is always called
     are called, but torch does not find it among the hooks. It is an attribute of the module.
 
-    torch's compiler guards on the modes that are on, and traces them, so memscale's own are off in compiled code.
+    torch's compiler guards on the modes that are on, and traces them, so memscale's own are off in compiled code. Only
+    the mode of a static trace stays on: that runs the code as written, and has to see its operators.
 
     Args:
         module: the module. It may have a function of its own in this place already, which then runs inside.
@@ -61,7 +62,7 @@ class Around:
         try:
             args, kwargs = self._before(module, args, kwargs) or (args, kwargs)
             if self._is_compiled:
-                with without(FUNCTION, is_ours), without(DISPATCH, is_ours):
+                with without(FUNCTION, is_ours), without(DISPATCH, _is_unwanted):
                     output = call(*args, **kwargs)
             elif is_training(module):
                 output = call(*args, **kwargs)
@@ -86,6 +87,11 @@ class Around:
         module = self._module()
         if module is not None and self.is_in_place:
             restore(module.__dict__)
+
+
+def _is_unwanted(mode: Any) -> bool:
+    """Whether a dispatch mode has to be off in compiled code."""
+    return is_ours(mode) and not getattr(mode, "runs_code_as_written", False)
 
 
 def restore(attributes: dict[str, Any]) -> None:

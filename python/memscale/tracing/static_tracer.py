@@ -18,12 +18,14 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensor
 
 from .. import _core
 from ..base.walk import tensors_of
 from ..device import kind_of
+from ..errors import ProfileError
 from .operand_types import OperandTypes
 from .tracer import LiveTracer
 
@@ -48,7 +50,13 @@ def know(twin: torch.Tensor, value: torch.Tensor) -> None:
 
 
 class StaticTracer(LiveTracer):
-    """A `LiveTracer` for fake tensors."""
+    """A `LiveTracer` for fake tensors.
+
+    Attributes:
+        runs_code_as_written: that of compiled modules too, so the tracer stays on in them; see `running_eagerly()`.
+    """
+
+    runs_code_as_written = True
 
     def __init__(self, model: str, signature: str) -> None:
         super().__init__(model, signature, "static", _kernels())
@@ -74,6 +82,8 @@ class StaticTracer(LiveTracer):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if isinstance(func, HigherOrderOperator):
+            return self._higher_order(func, types, args, kwargs)
         try:
             result = super().__torch_dispatch__(func, types, args, kwargs)
         except (RuntimeError, TypeError, ValueError, IndexError):
@@ -91,6 +101,12 @@ class StaticTracer(LiveTracer):
         elif func._schema.is_mutable:
             _forget(*args, *(kwargs or {}).values())
         return result
+
+    def _higher_order(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        """An operator that runs functions, whose memory no trace sees. That of a compiled layer is measured later."""
+        if self.is_forward and not self.is_in_compiled_layer:
+            raise ProfileError(f"it calls {func}, inside of which a trace sees nothing, in code that is not compiled")
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 # ---- values -------------------------------------------------------------------------------

@@ -63,10 +63,11 @@ class _Watch(weakref.ref[torch.UntypedStorage]):
 class _Frame:
     """A record of a layer's arguments, parameters and buffers while it runs."""
 
-    __slots__ = ("buffers", "leaves", "node", "parameter_keys", "parameters", "versions")
+    __slots__ = ("buffers", "is_compiled", "leaves", "node", "parameter_keys", "parameters", "versions")
 
     def __init__(self, node: int, leaves: list[Any], module: torch.nn.Module, buffers: list[_Buffer]) -> None:
         self.node = node
+        self.is_compiled = False
         self.leaves = leaves
         self.versions = [version_of(leaf) for leaf in leaves]
         self.parameters = [(parameter, _state_of(parameter)) for parameter in module.parameters()]
@@ -326,11 +327,16 @@ class LiveTracer(TorchDispatchMode):
             self._trace.flag(node, "updates_buffers")
         return node
 
+    @property
+    def is_in_compiled_layer(self) -> bool:
+        """Whether a layer runs whose code, or a part of it that has begun, is compiled."""
+        return self._frame is not None and self._frame.is_compiled
+
     def compiled_code(self) -> None:
         """Code that torch.compile has compiled is about to run. A layer that it is a part of is told apart."""
         if self._frame is not None and not self._paused:
             self._trace.flag(self._frame.node, "compiled")
-            self.has_compiled = True
+            self._frame.is_compiled = self.has_compiled = True
 
     def leave(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """The call ends; `output` is None if it raised."""

@@ -14,7 +14,7 @@ enum { WINDOWS = 9, HALVINGS = 4, GAIN_PART = 64, SOURCE_MOST = 100 + MS_PATH_MA
  * be touched between two of its looks (hostmem/streamed.c). A save touches more than any other code: in all it took up to
  * 50 MB beside the window (docs/results). It runs between steps, when the memory that operators need, at least 14 MB in
  * every plan (sim/process.c), serves it too. */
-static const uint64_t slack_bytes = 40000000;
+static const uint64_t tolerated_bytes = 16000000, between_looks_bytes = 24000000;
 
 /* Time of a processor for each byte that comes out of the page cache and leaves memory again, measured. */
 enum { HANDLED_PS = 40 };
@@ -49,9 +49,10 @@ static void price_moves(const ms_hardware *hardware, const ms_config *config, co
 static ms_hardware with_window(const ms_hardware *hardware, const ms_streaming *streaming, uint64_t window_bytes)
 {
     ms_hardware with = *hardware;
-    uint64_t slack = window_bytes < streaming->total_bytes ? slack_bytes : 0;
+    bool is_part = window_bytes < streaming->total_bytes;
     with.process.streamed_bytes = streaming->total_bytes;
-    with.process.window_bytes = ms__add_sat(window_bytes, slack);
+    with.process.window_bytes = ms__add_sat(window_bytes, is_part ? tolerated_bytes : 0);
+    with.process.window_reserve_bytes = is_part ? between_looks_bytes : 0;
     with.process.baseline_bytes = ms__add_sat(hardware->process.baseline_bytes, with.process.window_bytes);
     return with;
 }

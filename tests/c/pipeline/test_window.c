@@ -53,7 +53,7 @@ static uint64_t window_at(fixture *f, uint64_t budget_bytes, const char *words)
     const ms_process *process = &f->planning.hardware->process;
     assert_int_equal(process->baseline_bytes, baseline_bytes + process->window_bytes);
     assert_int_equal(process->streamed_bytes, f->streaming.total_bytes);
-    uint64_t slack_bytes = process->window_bytes - window_bytes;
+    uint64_t slack_bytes = process->window_bytes + process->window_reserve_bytes - window_bytes;
     assert_true(window_bytes == f->streaming.total_bytes ? slack_bytes == 0 : slack_bytes >= least_slack_bytes);
     ms_plan *plan = fixture_plan_at(&f->planning, budget_bytes);
     assert_true(plan->replay.peak_bytes + plan->reserve_bytes <= budget_bytes);
@@ -68,6 +68,7 @@ static uint64_t step_with(const fixture *f, uint64_t budget_bytes, uint64_t wind
     ms_config config = f->planning.config;
     config.memory_budget_bytes = budget_bytes;
     hardware.process.baseline_bytes = baseline_bytes + window_bytes + least_slack_bytes;
+    hardware.process.window_reserve_bytes = 0;
     ms_plan *plan = NULL;
     if (ms_pipeline_plan(f->planning.graph, &hardware, &config, &plan, NULL) != MS_OK) {
         return UINT64_MAX;

@@ -276,6 +276,8 @@ class Trace:
         """Reports that memscale's AdamW, which is not traced, will have the state of a parameter, with moments of
         these bits, and its low bits if it is split.
         """
+    def final(self, key: int, /) -> None:
+        """Reports in backward that this gradient is complete."""
     def finish(self) -> str:
         """Ends the trace; returns the graph as JSON."""
     def flag(self, node: int, name: str, /) -> None:

@@ -209,18 +209,18 @@ static PyObject *plan_window(PyObject *module, PyObject *args)
     ms_ext_documents d = {0};
     ms_error err;
     char *line = NULL;
-    uint64_t window_bytes = 0;
+    ms_window window = {0};
     PyObject *answer = NULL;
     int rc;
     MS_EXT_UNLOCKED({
         rc = ms_ext_documents_parse(&d, graph, hardware, config, NULL, &err);
         if (rc == MS_OK) {
-            rc = ms_pipeline_window(d.graph, &streaming, &d.config, d.hardware, &window_bytes, &line, &err);
+            rc = ms_pipeline_window(d.graph, &streaming, &d.config, d.hardware, &window, &line, &err);
         }
     });
     if (ms_ext_check(rc, &err) == 0) {
-        answer = Py_BuildValue("(NNK)", ms_ext_take_text(line), ms_ext_take_text(ms_hardware_to_json(d.hardware)),
-                               (unsigned long long)window_bytes);
+        answer = Py_BuildValue("(NNKK)", ms_ext_take_text(line), ms_ext_take_text(ms_hardware_to_json(d.hardware)),
+                               (unsigned long long)window.bytes, (unsigned long long)window.disk_ns);
     }
     ms_ext_documents_free(&d);
     return answer;
@@ -391,9 +391,10 @@ static PyMethodDef methods[] = {
         "none."),
     MS_EXT_FUNCTION(
         "plan_window", plan_window, METH_VARARGS, "graph, hardware, config, streaming, /",
-        "(str, str, str, tuple[int, int, int, int, str]) -> tuple[str, str, int]",
+        "(str, str, str, tuple[int, int, int, int, str]) -> tuple[str, str, int, int]",
         "Chooses how many bytes of streamed parameters (total, least, trained, in a checkpoint's own files; "
-        "the other files' directory) stay in memory: the log's line, the hardware and the window."),
+        "the other files' directory) stay in memory: the log's line, the hardware, the window and the time in which "
+        "the disk moves the rest in a step."),
     MS_EXT_FUNCTION(
         "plan_precision", plan_precision, METH_VARARGS, "plain, half, hardware, has_fp16_parameters, /",
         "(str | None, str | None, str, bool) -> tuple[str, str, str]",

@@ -34,9 +34,15 @@ typedef struct ms_streaming {
     const char *directory; /* of the others' files */
 } ms_streaming;
 
+/* A choice of ms_pipeline_window(). */
+typedef struct ms_window {
+    uint64_t bytes;   /* for ms_streamed_set_window() */
+    uint64_t disk_ns; /* the least time in a step in which the disk moves parameters */
+} ms_window;
+
 /*
  * Chooses how many bytes of streamed parameters stay in memory: the window with which the slower of plan and disk is
- * fastest, and of equally fast ones a large one. *window_bytes is for ms_streamed_set_window(). hardware->process gets
+ * fastest, and of equally fast ones a large one. hardware->process gets
  * the window and room for pages that other code touches; its baseline then includes both, in place of an earlier
  * window; plans are made after that. *line
  * is the log's line; free it with ms_free(). MS_EINFEASIBLE, with nothing changed, if no plan fits beside the smallest
@@ -44,7 +50,7 @@ typedef struct ms_streaming {
  * Tests: tests/c/pipeline/test_window.c.
  */
 MS_API int ms_pipeline_window(const ms_graph *graph, const ms_streaming *streaming, const ms_config *config,
-                              ms_hardware *hardware, uint64_t *window_bytes, char **line, ms_error *err);
+                              ms_hardware *hardware, ms_window *window, char **line, ms_error *err);
 
 /*
  * Like ms_pipeline_plan(), after the policy stage has picked mode and eligible techniques. `trained` is NULL if no trained

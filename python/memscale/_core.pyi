@@ -861,9 +861,10 @@ def plan_window(
     config: str,
     streaming: tuple[int, int, int, int, str],
     /,
-) -> tuple[str, str, int]:
+) -> tuple[str, str, int, int]:
     """Chooses how many bytes of streamed parameters (total, least, trained, in a checkpoint's own files; the other
-    files' directory) stay in memory: the log's line, the hardware and the window.
+    files' directory) stay in memory: the log's line, the hardware, the window and the time in which the disk moves
+    the rest in a step.
     """
 
 def policy_as_configured(config: str, graph: str | None, hardware: str | None, /) -> str:

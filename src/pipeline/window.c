@@ -157,7 +157,7 @@ static int tell(const ms_streaming *streaming, const window_choice *choice, char
 }
 
 int ms_pipeline_window(const ms_graph *graph, const ms_streaming *streaming, const ms_config *config,
-                       ms_hardware *hardware, uint64_t *window_bytes, char **line, ms_error *err)
+                       ms_hardware *hardware, ms_window *window, char **line, ms_error *err)
 {
     if (streaming->least_bytes > streaming->total_bytes || !ms_hardware_host_is_device(hardware)) {
         return ms_fail(err, MS_EINVAL, "streamed parameters: a window of at least %s for %s",
@@ -176,7 +176,7 @@ int ms_pipeline_window(const ms_graph *graph, const ms_streaming *streaming, con
     }
     if (rc == MS_OK) {
         *hardware = with_window(&bare, streaming, best.window_bytes);
-        *window_bytes = best.window_bytes;
+        *window = (ms_window){.bytes = best.window_bytes, .disk_ns = best.moved_ns};
     }
     return rc;
 }

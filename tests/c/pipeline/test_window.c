@@ -32,11 +32,11 @@ static int tear_down(void **state)
     return 0;
 }
 
-static int choose(fixture *f, uint64_t budget_bytes, uint64_t *window_bytes, char **line, ms_error *err)
+static int choose(fixture *f, uint64_t budget_bytes, ms_window *window, char **line, ms_error *err)
 {
     f->planning.config.memory_budget_bytes = budget_bytes;
-    return ms_pipeline_window(f->planning.graph, &f->streaming, &f->planning.config, f->planning.hardware, window_bytes,
-                              line, err);
+    return ms_pipeline_window(f->planning.graph, &f->streaming, &f->planning.config, f->planning.hardware, window, line,
+                              err);
 }
 
 /* The chosen window. The plan that is made after it must fit the budget. */
@@ -44,8 +44,8 @@ static uint64_t window_at(fixture *f, uint64_t budget_bytes, const char *words)
 {
     ms_error err;
     char *line = NULL;
-    uint64_t window_bytes = 0;
-    assert_ms_ok(choose(f, budget_bytes, &window_bytes, &line, &err), err);
+    ms_window chosen = {0};
+    assert_ms_ok(choose(f, budget_bytes, &chosen, &line, &err), err);
     if (strstr(line, words) == NULL) {
         fail_msg("\"%s\" is not in: %s", words, line);
     }
@@ -53,12 +53,12 @@ static uint64_t window_at(fixture *f, uint64_t budget_bytes, const char *words)
     const ms_process *process = &f->planning.hardware->process;
     assert_int_equal(process->baseline_bytes, baseline_bytes + process->window_bytes);
     assert_int_equal(process->streamed_bytes, f->streaming.total_bytes);
-    uint64_t slack_bytes = process->window_bytes + process->window_reserve_bytes - window_bytes;
-    assert_true(window_bytes == f->streaming.total_bytes ? slack_bytes == 0 : slack_bytes >= least_slack_bytes);
+    uint64_t slack_bytes = process->window_bytes + process->window_reserve_bytes - chosen.bytes;
+    assert_true(chosen.bytes == f->streaming.total_bytes ? slack_bytes == 0 : slack_bytes >= least_slack_bytes);
     ms_plan *plan = fixture_plan_at(&f->planning, budget_bytes);
     assert_true(plan->replay.peak_bytes + plan->reserve_bytes <= budget_bytes);
     ms_plan_free(plan);
-    return window_bytes;
+    return chosen.bytes;
 }
 
 /* The time of a step with this window and its slack; UINT64_MAX if no plan fits. */
@@ -140,15 +140,15 @@ static void the_budget_named_in_a_refusal_holds_the_smallest_window(void **state
     fixture *f = *state;
     ms_error err;
     char *line = NULL;
-    uint64_t window_bytes = 0;
+    ms_window chosen = {0};
     ms_process before = f->planning.hardware->process;
-    assert_int_equal(choose(f, UINT64_C(400) << 20, &window_bytes, &line, &err), MS_EINFEASIBLE);
+    assert_int_equal(choose(f, UINT64_C(400) << 20, &chosen, &line, &err), MS_EINFEASIBLE);
     assert_null(line);
     assert_memory_equal(&before, &f->planning.hardware->process, sizeof before);
     assert_true(err.hint_bytes > baseline_bytes + f->streaming.least_bytes);
     uint64_t named = err.hint_bytes;
     assert_true(window_at(f, named, "stay in memory") < f->streaming.total_bytes);
-    assert_int_equal(choose(f, named / 2, &window_bytes, &line, &err), MS_EINFEASIBLE);
+    assert_int_equal(choose(f, named / 2, &chosen, &line, &err), MS_EINFEASIBLE);
     assert_int_equal(err.hint_bytes, named); /* the window chosen before is not counted twice */
 }
 
@@ -157,12 +157,12 @@ static void impossible_requests_are_refused(void **state)
     fixture *f = *state;
     ms_error err;
     char *line = NULL;
-    uint64_t window_bytes = 0;
+    ms_window chosen = {0};
     f->streaming.least_bytes = f->streaming.total_bytes + 1;
-    assert_int_equal(choose(f, 0, &window_bytes, &line, &err), MS_EINVAL);
+    assert_int_equal(choose(f, 0, &chosen, &line, &err), MS_EINVAL);
     f->streaming.least_bytes = 0;
     f->planning.hardware->device = 0;
-    assert_int_equal(choose(f, 0, &window_bytes, &line, &err), MS_EINVAL);
+    assert_int_equal(choose(f, 0, &chosen, &line, &err), MS_EINVAL);
 }
 
 static void without_memory_nothing_changes(void **state)
@@ -170,12 +170,12 @@ static void without_memory_nothing_changes(void **state)
     fixture *f = *state;
     ms_error err;
     char *line = NULL;
-    uint64_t window_bytes = 0;
+    ms_window chosen = {0};
     int rc = MS_ENOMEM;
     ms_process before = f->planning.hardware->process;
     for (uint64_t nth = 1; rc == MS_ENOMEM; nth += nth / 4 + 1) {
         ms_fault_arm(MS_FAULT_ALLOC, nth, 0);
-        rc = choose(f, UINT64_C(4) << 30, &window_bytes, &line, &err);
+        rc = choose(f, UINT64_C(4) << 30, &chosen, &line, &err);
         ms_fault_disarm_all();
         assert_true(rc == MS_OK || memcmp(&before, &f->planning.hardware->process, sizeof before) == 0);
     }

@@ -131,7 +131,7 @@ CASES = {
         Case("vit", _vit, 16, 224, is_image=True),
         Case("llama-3b", _llama_3b, 1, 512),
         Case("llama-7b-lora", _llama_7b_lora, 1, 512),
-        Case("llama-lora-small", _llama_lora_small, 1, 512),
+        Case("llama-lora-small", _llama_lora_small, 1, 64),
         Case("gpt2-tiny", _gpt2_tiny, 4, 128),
     )
 }

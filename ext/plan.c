@@ -196,25 +196,31 @@ static PyObject *plan_window(PyObject *module, PyObject *args)
 {
     (void)module;
     const char *graph, *hardware, *config;
-    unsigned long long total, least, trained;
-    if (!PyArg_ParseTuple(args, "sss(KKK):plan_window", &graph, &hardware, &config, &total, &least, &trained)) {
+    unsigned long long total, least, trained, checkpoint;
+    ms_streaming streaming = {0};
+    if (!PyArg_ParseTuple(args, "sss(KKKKs):plan_window", &graph, &hardware, &config, &total, &least, &trained,
+                          &checkpoint, &streaming.directory)) {
         return NULL;
     }
-    ms_streaming streaming = {.total_bytes = total, .least_bytes = least, .trained_bytes = trained};
+    streaming.total_bytes = total;
+    streaming.least_bytes = least;
+    streaming.trained_bytes = trained;
+    streaming.checkpoint_bytes = checkpoint;
     ms_ext_documents d = {0};
     ms_error err;
     char *line = NULL;
+    ms_window window = {0};
     PyObject *answer = NULL;
     int rc;
     MS_EXT_UNLOCKED({
         rc = ms_ext_documents_parse(&d, graph, hardware, config, NULL, &err);
         if (rc == MS_OK) {
-            rc = ms_pipeline_window(d.graph, &streaming, &d.config, d.hardware, &line, &err);
+            rc = ms_pipeline_window(d.graph, &streaming, &d.config, d.hardware, &window, &line, &err);
         }
     });
     if (ms_ext_check(rc, &err) == 0) {
-        answer = Py_BuildValue("(NNK)", ms_ext_take_text(line), ms_ext_take_text(ms_hardware_to_json(d.hardware)),
-                               (unsigned long long)d.hardware->process.window_bytes);
+        answer = Py_BuildValue("(NNKK)", ms_ext_take_text(line), ms_ext_take_text(ms_hardware_to_json(d.hardware)),
+                               (unsigned long long)window.bytes, (unsigned long long)window.disk_ns);
     }
     ms_ext_documents_free(&d);
     return answer;
@@ -383,10 +389,12 @@ static PyMethodDef methods[] = {
         "(str, str, str, str, int) -> tuple[str, str, str]",
         "Plan and config to try after an allocation failed, and a log line. Raises BudgetInfeasibleError if there is "
         "none."),
-    MS_EXT_FUNCTION("plan_window", plan_window, METH_VARARGS, "graph, hardware, config, streaming, /",
-                    "(str, str, str, tuple[int, int, int]) -> tuple[str, str, int]",
-                    "Chooses how many bytes of streamed parameters (total, least, trained) stay in memory: the log's "
-                    "line, the hardware and the window."),
+    MS_EXT_FUNCTION(
+        "plan_window", plan_window, METH_VARARGS, "graph, hardware, config, streaming, /",
+        "(str, str, str, tuple[int, int, int, int, str]) -> tuple[str, str, int, int]",
+        "Chooses how many bytes of streamed parameters (total, least, trained, in a checkpoint's own files; "
+        "the other files' directory) stay in memory: the log's line, the hardware, the window and the time in which "
+        "the disk moves the rest in a step."),
     MS_EXT_FUNCTION(
         "plan_precision", plan_precision, METH_VARARGS, "plain, half, hardware, has_fp16_parameters, /",
         "(str | None, str | None, str, bool) -> tuple[str, str, str]",

@@ -3,6 +3,7 @@
  */
 #include "memscale/streamed.h"
 #include "common.h"
+#include "memscale/config.h"
 #include "rooms.h"
 
 static const char LAYERS[] = "memscale.streamed_layers";
@@ -103,6 +104,21 @@ static PyObject *streamed_bytes(PyObject *module, PyObject *given)
     uint64_t bytes = ms_streamed_bytes((ms_streamed_blocks){addresses, count});
     ms_free(addresses);
     return PyLong_FromUnsignedLongLong(bytes);
+}
+
+static PyObject *streamed_source(PyObject *module, PyObject *given)
+{
+    (void)module;
+    size_t count;
+    char directory[MS_PATH_MAX];
+    const void **addresses = addresses_of(given, &count);
+    if (addresses == NULL) {
+        return NULL;
+    }
+    uint64_t bytes = ms_streamed_checkpoint_bytes((ms_streamed_blocks){addresses, count});
+    ms_free(addresses);
+    ms_streamed_directory(directory, sizeof directory);
+    return Py_BuildValue("(Ks)", (unsigned long long)bytes, directory);
 }
 
 static PyObject *streamed_keep(PyObject *module, PyObject *given)
@@ -220,6 +236,9 @@ static PyMethodDef methods[] = {
                     "Drops all pages; they come back when they are used."),
     MS_EXT_FUNCTION("streamed_bytes", streamed_bytes, METH_O, "addresses, /", "(list[int]) -> int",
                     "Bytes of the streamed blocks at these addresses."),
+    MS_EXT_FUNCTION(
+        "streamed_source", streamed_source, METH_O, "addresses, /", "(list[int]) -> tuple[int, str]",
+        "The part of these bytes that lies in checkpoints' own files, and the directory of the other files."),
     MS_EXT_FUNCTION("streamed_keep", streamed_keep, METH_O, "addresses, /", "(list[int]) -> None",
                     "Keeps these blocks resident, in place of those kept before."),
     MS_EXT_FUNCTION("streamed_own", streamed_own, METH_VARARGS, "addresses, only_written, /",

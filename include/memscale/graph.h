@@ -24,6 +24,8 @@
  *             the cross entropy of the next LOSS reads, in the same rows. In backward, the
  *             events between them compute the gradients of that layer's operands; t is the
  *             gradient of its input. Marks for the planner, like LOSS
+ *   FINAL s   in backward: autograd has added the last part of the gradient s, which an optimizer
+ *             that releases gradients frees here. A mark for the planner; traces of the caller's own steps lack it
  *
  * Under "keep", a storage lives from ALLOC to the later of FREE and the last DROP; under offload or recompute it dies
  * at FREE and exists again from NEED to DROP. A plan is replayed by running these programs under its choices
@@ -39,6 +41,7 @@
  *     program, before DROP; DROP in either of its programs. Each comes at most once per
  *     node and storage. A SAVE without DROP is held to the end of the step; a SAVE without
  *     NEED was not used.
+ *   - FINAL is in a backward program, of an external, once.
  *   - Storages that cross nodes, inputs, OUTPUTs and GRADIENTs are external; the others are local. A node binds an
  *     external once; the profile and the graph state the same bytes for it.
  *   - Sums of all bytes and of all work fit 63 bits.
@@ -93,7 +96,8 @@ typedef enum ms_precision {
     X(LOSS, "loss") \
     X(LOSS_END, "loss_end") \
     X(HEAD, "head") \
-    X(HEAD_END, "head_end")
+    X(HEAD_END, "head_end") \
+    X(FINAL, "final")
 typedef enum ms_event_kind {
 #define MS_EVENT_ENUM(id, name) MS_EVENT_##id,
     MS_EVENT_TABLE(MS_EVENT_ENUM)

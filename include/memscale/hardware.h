@@ -80,6 +80,7 @@ typedef struct ms_process {
     uint64_t traced_bytes; /* the part of scratch_bytes that the first trace left resident; the baseline includes it */
     uint64_t streamed_bytes; /* of parameters that stream */
     uint64_t window_bytes; /* the part of the baseline that these may take; see ms_pipeline_window() */
+    uint64_t window_reserve_bytes; /* more for them, beside the baseline: possible but unexpected. Budgets leave room */
 } ms_process;
 
 /* The machine. */

@@ -30,18 +30,27 @@ typedef struct ms_streaming {
     uint64_t total_bytes;
     uint64_t least_bytes;   /* the smallest window: kept blocks and two layers */
     uint64_t trained_bytes; /* of the parameters that an optimizer changes */
+    uint64_t checkpoint_bytes; /* of the parameters that lie in a checkpoint's own files */
+    const char *directory; /* of the others' files */
 } ms_streaming;
+
+/* A choice of ms_pipeline_window(). */
+typedef struct ms_window {
+    uint64_t bytes;   /* for ms_streamed_set_window() */
+    uint64_t disk_ns; /* the least time in a step in which the disk moves parameters */
+} ms_window;
 
 /*
  * Chooses how many bytes of streamed parameters stay in memory: the window with which the slower of plan and disk is
- * fastest. Stores it in hardware->process, whose baseline then includes it, in place of an earlier window; plans are
- * made after that. *line
+ * fastest, and of equally fast ones a large one. hardware->process gets
+ * the window and room for pages that other code touches; its baseline then includes both, in place of an earlier
+ * window; plans are made after that. *line
  * is the log's line; free it with ms_free(). MS_EINFEASIBLE, with nothing changed, if no plan fits beside the smallest
  * window: the error is that of ms_pipeline_plan(), and its budget includes the window. MS_EINVAL for a GPU.
  * Tests: tests/c/pipeline/test_window.c.
  */
 MS_API int ms_pipeline_window(const ms_graph *graph, const ms_streaming *streaming, const ms_config *config,
-                              ms_hardware *hardware, char **line, ms_error *err);
+                              ms_hardware *hardware, ms_window *window, char **line, ms_error *err);
 
 /*
  * Like ms_pipeline_plan(), after the policy stage has picked mode and eligible techniques. `trained` is NULL if no trained

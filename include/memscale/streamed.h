@@ -41,6 +41,9 @@ MS_API int ms_streamed_begin(const char *directory, ms_error *err);
 /* Does nothing if streaming is off. */
 MS_API void ms_streamed_end(void);
 
+/* The directory of ms_streamed_begin(), also after streaming has ended; "" before it first began. */
+MS_API void ms_streamed_directory(char *out, size_t size);
+
 /* Why the last failed allocation since streaming began has failed, such as a full disk; MS_OK if none has. The allocator
  * itself can only report that memory is short. */
 MS_API int ms_streamed_failure(ms_error *err);
@@ -104,6 +107,9 @@ typedef struct ms_streamed_blocks {
 
 /* Bytes of the streamed blocks among `blocks`. */
 MS_API uint64_t ms_streamed_bytes(ms_streamed_blocks blocks);
+
+/* The part of them that lies in files of checkpoints, and has no file of its own. */
+MS_API uint64_t ms_streamed_checkpoint_bytes(ms_streamed_blocks blocks);
 
 /* Keeps exactly these blocks: blocks that were kept before may be dropped again. */
 MS_API void ms_streamed_keep(ms_streamed_blocks blocks);

@@ -112,6 +112,9 @@ MS_API int ms_trace_untouched(ms_trace *trace, uint64_t key, uint64_t bytes, ms_
  * Ignores other unknown keys. */
 MS_API int ms_trace_role(ms_trace *trace, uint64_t key, uint64_t bytes, ms_storage_role role, ms_error *err);
 
+/* In backward, autograd has added the last part of the living gradient `key`. Ignores other keys. */
+MS_API int ms_trace_final(ms_trace *trace, uint64_t key, ms_error *err);
+
 /* Reports that an operator ran. `name` is torch's ("aten.addmm.default"); name and shapes give
  * the FLOPs of matrix products, convolutions and attention. */
 MS_API int ms_trace_op(ms_trace *trace, const char *name, const ms_operand *inputs, size_t input_count,

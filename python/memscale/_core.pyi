@@ -278,6 +278,8 @@ class Trace:
         """Reports that memscale's AdamW, which is not traced, will have the state of a parameter, with moments of
         these bits, and its low bits if it is split.
         """
+    def final(self, key: int, /) -> None:
+        """Reports in backward that this gradient is complete."""
     def finish(self) -> str:
         """Ends the trace; returns the graph as JSON."""
     def flag(self, node: int, name: str, /) -> None:
@@ -855,9 +857,16 @@ def plan_uniform(graph: str | None, hardware: str, config: str, technique: str |
     layers not known yet.
     """
 
-def plan_window(graph: str, hardware: str, config: str, streaming: tuple[int, int, int], /) -> tuple[str, str, int]:
-    """Chooses how many bytes of streamed parameters (total, least, trained) stay in memory: the log's line, the
-    hardware and the window.
+def plan_window(
+    graph: str,
+    hardware: str,
+    config: str,
+    streaming: tuple[int, int, int, int, str],
+    /,
+) -> tuple[str, str, int, int]:
+    """Chooses how many bytes of streamed parameters (total, least, trained, in a checkpoint's own files; the other
+    files' directory) stay in memory: the log's line, the hardware, the window and the time in which the disk moves
+    the rest in a step.
     """
 
 def policy_as_configured(config: str, graph: str | None, hardware: str | None, /) -> str:
@@ -1066,6 +1075,9 @@ def streamed_own(addresses: list[int], only_written: bool, /) -> None:
 
 def streamed_set_window(window_bytes: int, /) -> None:
     """Sets the most resident bytes, and drops down to them."""
+
+def streamed_source(addresses: list[int], /) -> tuple[int, str]:
+    """The part of these bytes that lies in checkpoints' own files, and the directory of the other files."""
 
 def streamed_stats() -> dict[str, int]:
     """Keys: blocks, total_bytes, resident_bytes, kept_bytes, window_bytes, fetched_bytes, dropped_bytes."""

@@ -16,6 +16,7 @@ enum {
     SEEN_SAVE = 1 << 2,
     SEEN_NEED = 1 << 3,
     SEEN_DROP = 1 << 4,
+    SEEN_FINAL = 1 << 5,
 };
 
 /* ---- profiles ------------------------------------------------------------- */
@@ -64,6 +65,11 @@ static const char *event_problem(const ms_event *event, unsigned seen, bool exte
             return "without a save";
         }
         return seen & SEEN_DROP ? "a second time" : NULL;
+    case MS_EVENT_FINAL:
+        if (!backward || !external) {
+            return backward ? "of a local storage" : "in forward";
+        }
+        return seen & SEEN_FINAL ? "a second time" : NULL;
     default:
         return NULL;
     }
@@ -73,7 +79,7 @@ static int check_events(const ms_profile *profile, uint32_t index, bool backward
 {
     static const uint8_t marks[MS_EVENT_COUNT] = {
         [MS_EVENT_ALLOC] = SEEN_ALLOC, [MS_EVENT_FREE] = SEEN_FREE, [MS_EVENT_SAVE] = SEEN_SAVE,
-        [MS_EVENT_NEED] = SEEN_NEED,   [MS_EVENT_DROP] = SEEN_DROP,
+        [MS_EVENT_NEED] = SEEN_NEED,   [MS_EVENT_DROP] = SEEN_DROP, [MS_EVENT_FINAL] = SEEN_FINAL,
     };
     const ms_event *events = backward ? profile->backward : profile->forward;
     uint32_t count = backward ? profile->backward_count : profile->forward_count;

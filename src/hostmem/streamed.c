@@ -120,6 +120,13 @@ void *ms__streamed_alloc(size_t bytes)
     return address;
 }
 
+void ms_streamed_directory(char *out, size_t size)
+{
+    char directory[PATH_MAX];
+    ms__streamed_directory(directory);
+    snprintf(out, size, "%s", directory);
+}
+
 int ms_streamed_failure(ms_error *err)
 {
     ms__mutex_lock(&the_target.lock);
@@ -474,6 +481,7 @@ void ms_streamed_set_window(uint64_t window_bytes)
 
 typedef struct sum {
     ms_streamed_blocks blocks;
+    bool parts_only;
     uint64_t bytes;
 } sum;
 
@@ -484,7 +492,8 @@ static void add_bytes(ms__window *window, void *argument)
     for (size_t i = 0; i < self->blocks.count; i++) {
         ms__map_block *block = ms__streamed_block_at(self->blocks.addresses[i]);
         if (block != NULL && block->round != window->round) {
-            self->bytes += atomic_load_explicit(&block->bytes, memory_order_relaxed);
+            bool counts = block->part || !self->parts_only;
+            self->bytes += counts ? atomic_load_explicit(&block->bytes, memory_order_relaxed) : 0;
             block->round = window->round;
         }
     }
@@ -493,6 +502,13 @@ static void add_bytes(ms__window *window, void *argument)
 uint64_t ms_streamed_bytes(ms_streamed_blocks blocks)
 {
     sum total = {.blocks = blocks};
+    ms__heap_visit_window(add_bytes, &total);
+    return total.bytes;
+}
+
+uint64_t ms_streamed_checkpoint_bytes(ms_streamed_blocks blocks)
+{
+    sum total = {.blocks = blocks, .parts_only = true};
     ms__heap_visit_window(add_bytes, &total);
     return total.bytes;
 }

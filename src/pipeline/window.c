@@ -8,13 +8,20 @@
 #include "pipeline/pipeline_internal.h"
 #include "sim/sim.h"
 
-enum { WINDOWS = 9, LINE_MOST = 400 + MS_PATH_MAX };
+enum { WINDOWS = 9, HALVINGS = 4, GAIN_PART = 64, SOURCE_MOST = 100 + MS_PATH_MAX, LINE_MOST = 300 + SOURCE_MOST };
 
-/* Room for pages that other code touches between two looks of the worker (streamed.h). */
-static const uint64_t slack_bytes = 40000000;
+/* Room for pages that other code touches: the worker drops them if they exceed the window by 16 MB, and 20 MB more may
+ * be touched between two of its looks (hostmem/streamed.c). A save touches more than any other code: in all it took up to
+ * 50 MB beside the window (docs/results). It runs between steps, when the memory that operators need, at least 14 MB in
+ * every plan (sim/process.c), serves it too. */
+static const uint64_t tolerated_bytes = 16000000, between_looks_bytes = 24000000;
+
+/* Time of a processor for each byte that comes out of the page cache and leaves memory again, measured. */
+enum { HANDLED_PS = 40 };
 
 typedef struct window_choice {
     uint64_t window_bytes, step_ns, moved_ns;
+    uint64_t handled_ns; /* the processor's, a step */
     bool from_cache; /* the system's page cache can hold the rest */
 } window_choice;
 
@@ -34,6 +41,7 @@ static void price_moves(const ms_hardware *hardware, const ms_config *config, co
     choice->from_cache = absent <= spare;
     uint64_t read = choice->from_cache ? 0 : ms__mul_sat(2, absent);
     uint64_t written = ms__min_u64(absent, streaming->trained_bytes);
+    choice->handled_ns = ms__mul_div(ms__mul_sat(2, absent), HANDLED_PS, 1000);
     choice->moved_ns = ms__add_sat(ms__rate_ns(read, ms__max_u64(hardware->disk.read_bytes_per_s, 1)),
                                    ms__rate_ns(written, ms__max_u64(hardware->disk.write_bytes_per_s, 1)));
 }
@@ -41,26 +49,53 @@ static void price_moves(const ms_hardware *hardware, const ms_config *config, co
 static ms_hardware with_window(const ms_hardware *hardware, const ms_streaming *streaming, uint64_t window_bytes)
 {
     ms_hardware with = *hardware;
-    uint64_t slack = window_bytes < streaming->total_bytes ? slack_bytes : 0;
+    bool is_part = window_bytes < streaming->total_bytes;
     with.process.streamed_bytes = streaming->total_bytes;
-    with.process.window_bytes = ms__add_sat(window_bytes, slack);
+    with.process.window_bytes = ms__add_sat(window_bytes, is_part ? tolerated_bytes : 0);
+    with.process.window_reserve_bytes = is_part ? between_looks_bytes : 0;
     with.process.baseline_bytes = ms__add_sat(hardware->process.baseline_bytes, with.process.window_bytes);
     return with;
 }
 
-/* The time of a step with this window. MS_EINFEASIBLE also if a plan exists but misses the default target. */
+/* The time of a step with this window. MS_EINFEASIBLE also if a plan exists but misses the default target. A window that
+ * alone exceeds the budget needs no plan; the least one gets it all the same, for its error. */
 static int try_window(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
                       const ms_streaming *streaming, window_choice *choice, ms_error *err)
 {
     ms_hardware with = with_window(hardware, streaming, choice->window_bytes);
     ms_plan *plan = NULL;
+    if (choice->window_bytes > streaming->least_bytes && with.process.baseline_bytes > allowed_by(hardware, config)) {
+        return MS_EINFEASIBLE;
+    }
     int rc = ms__pipeline_plan(graph, &with, config, &plan, err);
     if (rc == MS_OK) {
-        choice->step_ns = ms__max_u64(plan->replay.step_ns, choice->moved_ns);
+        choice->step_ns = ms__max_u64(ms__add_sat(plan->replay.step_ns, choice->handled_ns), choice->moved_ns);
         rc = plan->over_target && choice->window_bytes > streaming->least_bytes ? MS_EINFEASIBLE : MS_OK;
     }
     ms_plan_free(plan);
     return rc;
+}
+
+/* Tries windows between the best and a larger one that did not fit or was slower, down to GAIN_PART of the budget: each
+ * trial takes the time of a plan. */
+static int refine(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
+                  const ms_streaming *streaming, uint64_t larger_bytes, window_choice *best, ms_error *err)
+{
+    uint64_t least_gain = allowed_by(hardware, config) / GAIN_PART;
+    for (uint32_t i = 0; i < HALVINGS && larger_bytes - best->window_bytes > least_gain; i++) {
+        window_choice tried = {.window_bytes = best->window_bytes + (larger_bytes - best->window_bytes) / 2};
+        price_moves(hardware, config, streaming, &tried);
+        int rc = try_window(graph, hardware, config, streaming, &tried, err);
+        if (rc != MS_OK && rc != MS_EINFEASIBLE) {
+            return rc;
+        }
+        if (rc == MS_OK && tried.step_ns <= best->step_ns) {
+            *best = tried;
+        } else {
+            larger_bytes = tried.window_bytes;
+        }
+    }
+    return MS_OK;
 }
 
 /* Tries windows from all parameters down to the least. The fastest wins; of two equally fast ones, the larger. */
@@ -68,6 +103,7 @@ static int choose(const ms_graph *graph, const ms_hardware *hardware, const ms_c
                   const ms_streaming *streaming, window_choice *best, ms_error *err)
 {
     uint64_t range = ms__sub_sat(streaming->total_bytes, streaming->least_bytes);
+    uint64_t before = streaming->total_bytes, larger = before;
     best->step_ns = UINT64_MAX;
     int last = MS_OK;
     for (uint64_t i = 0; i < WINDOWS; i++) {
@@ -82,33 +118,46 @@ static int choose(const ms_graph *graph, const ms_hardware *hardware, const ms_c
         }
         if (last == MS_OK && tried.step_ns < best->step_ns) {
             *best = tried;
+            larger = before;
         }
+        before = tried.window_bytes;
     }
-    return best->step_ns < UINT64_MAX ? MS_OK : last;
+    return best->step_ns < UINT64_MAX ? refine(graph, hardware, config, streaming, larger, best, err) : last;
 }
 
-static int tell(const ms_hardware *hardware, const ms_streaming *streaming, const window_choice *choice, char **line,
-                ms_error *err)
+/* Where the bytes outside the window come from. */
+static void name_source(const ms_streaming *streaming, const window_choice *choice, char *text, size_t size)
 {
-    char text[LINE_MOST];
+    bool all = streaming->checkpoint_bytes >= streaming->total_bytes;
+    if (choice->from_cache || all) {
+        snprintf(text, size, "%s", choice->from_cache ? "the system's page cache" : "the checkpoint's own files");
+    } else {
+        snprintf(text, size, "%sfiles in %s", streaming->checkpoint_bytes > 0 ? "the checkpoint's own files and " : "",
+                 streaming->directory);
+    }
+}
+
+static int tell(const ms_streaming *streaming, const window_choice *choice, char **line, ms_error *err)
+{
+    char text[LINE_MOST], source[SOURCE_MOST];
     uint64_t absent = ms__sub_sat(streaming->total_bytes, choice->window_bytes);
     if (absent == 0) {
         snprintf(text, sizeof text, "streamed parameters: all %s fit and stay in memory",
                  ms__text_bytes(streaming->total_bytes).text);
     } else {
+        name_source(streaming, choice, source, sizeof source);
         snprintf(text, sizeof text,
                  "streamed parameters: %s of %s stay in memory; %s come from %s twice a step, which takes the disk at "
                  "least %s",
                  ms__text_bytes(choice->window_bytes).text, ms__text_bytes(streaming->total_bytes).text,
-                 ms__text_bytes(absent).text, choice->from_cache ? "the system's page cache" : hardware->disk.dir,
-                 ms__text_ns(choice->moved_ns).text);
+                 ms__text_bytes(absent).text, source, ms__text_ns(choice->moved_ns).text);
     }
     *line = ms_strdup(text);
     return *line != NULL ? MS_OK : ms_fail(err, MS_ENOMEM, "streamed parameters: out of memory");
 }
 
 int ms_pipeline_window(const ms_graph *graph, const ms_streaming *streaming, const ms_config *config,
-                       ms_hardware *hardware, char **line, ms_error *err)
+                       ms_hardware *hardware, ms_window *window, char **line, ms_error *err)
 {
     if (streaming->least_bytes > streaming->total_bytes || !ms_hardware_host_is_device(hardware)) {
         return ms_fail(err, MS_EINVAL, "streamed parameters: a window of at least %s for %s",
@@ -123,10 +172,11 @@ int ms_pipeline_window(const ms_graph *graph, const ms_streaming *streaming, con
         ms__pipeline_suggest(graph, &least, config, err);
     }
     if (rc == MS_OK) {
-        rc = tell(hardware, streaming, &best, line, err);
+        rc = tell(streaming, &best, line, err);
     }
     if (rc == MS_OK) {
         *hardware = with_window(&bare, streaming, best.window_bytes);
+        *window = (ms_window){.bytes = best.window_bytes, .disk_ns = best.moved_ns};
     }
     return rc;
 }

@@ -85,8 +85,8 @@ static void compile_residents(ms__sim *sim)
     uint64_t baseline =
         process->baseline_bytes > 0 ? process->baseline_bytes : ms__add_sat(held, sim->device_kind->runtime_bytes);
     sim->parameter_bytes = held;
-    sim->reserve_bytes = ms__process_reserve(process, sim->graph);
-    uint64_t scratch = ms__process_scratch(process, sim->graph);
+    sim->reserve_bytes = ms__add_sat(ms__process_reserve(process, sim->graph), process->window_reserve_bytes);
+    uint64_t scratch = ms__add_sat(ms__process_scratch(process, sim->graph), process->window_reserve_bytes);
     sim->resident_bytes =
         ms__add_sat(ms__add_sat(baseline, scratch), sim->device_kind->rounded(residents->batch_bytes));
     sim->loss_bytes = sim->device_kind->rounded(sim->graph->loop.external_loss_bytes);

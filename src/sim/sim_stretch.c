@@ -145,6 +145,9 @@ static uint32_t stretch_program(stretch_builder *b, const ms__op *ops, uint32_t 
     uint32_t written = 0;
     b->event_count = 0;
     for (uint32_t i = 0; i < count; i++) {
+        if (ops[i].kind == MS_EVENT_FINAL) {
+            continue; /* a mark without effect */
+        }
         if (!stretch_takes(b, &ops[i])) {
             out[written++] = ops[i];
             b->event_count = 0;

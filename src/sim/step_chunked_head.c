@@ -390,5 +390,7 @@ static int chunked_head_apply(const ms_hardware *hardware, ms__step *step)
     return rc;
 }
 
-const ms__step_option ms__step_chunked_loss_head = {
-    .excludes = 1u << MS_STEP_EXACT_LOSS_HEAD, .judge = chunked_head_judge, .apply = chunked_head_apply};
+const ms__step_option ms__step_chunked_loss_head = {.excludes = 1u << MS_STEP_EXACT_LOSS_HEAD,
+                                                    .goes_first = true,
+                                                    .judge = chunked_head_judge,
+                                                    .apply = chunked_head_apply};

@@ -1,8 +1,8 @@
 /*
- * Gradient release as an option of the step (memscale.optim executes it): a gradient is freed in the backward
- * of the last node that adds to it, and the optimizer's temporaries are live during backward. It limits what
- * a training loop may do with gradients, so only the aggressive mode admits it. A release that the
- * optimizer's caller asked for (gradients_released) is part of every step and not an option.
+ * Gradient release as an option of the step (memscale.optim executes it): a gradient is freed when it is final (an event
+ * of the trace), else at the end of the backward of the last node that adds to it, and the optimizer's temporaries are
+ * live during backward. It limits what a training loop may do with gradients, so only the aggressive mode admits it. A
+ * release that the optimizer's caller asked for (gradients_released) is part of every step and not an option.
  */
 #include "base/units.h"
 #include "sim/step_options.h"
@@ -40,6 +40,20 @@ static bool ends_in_every_node(const ms_graph *graph, uint32_t profile, uint32_t
     return true;
 }
 
+/* The FREE of a gradient takes the place of its mark, or is added at the end. */
+static void free_when_final(ms_profile *profile, uint32_t local)
+{
+    ms_event freed = {.kind = MS_EVENT_FREE, .storage = local};
+    for (uint32_t i = 0; i < profile->backward_count; i++) {
+        ms_event *event = &profile->backward[i];
+        if (event->kind == MS_EVENT_FINAL && event->storage == local) {
+            *event = freed;
+            return;
+        }
+    }
+    profile->backward[profile->backward_count++] = freed;
+}
+
 /* Extends the profile's backward by a FREE of each external storage. */
 static int reserve_frees(ms_profile *profile)
 {
@@ -58,7 +72,7 @@ static int release_in_profile(ms_graph *graph, uint32_t index, uint8_t *freed)
     int rc = profile->external_count > 0 ? reserve_frees(profile) : MS_OK;
     for (uint32_t local = 0; rc == MS_OK && local < profile->external_count; local++) {
         if (ends_in_every_node(graph, index, local)) {
-            profile->backward[profile->backward_count++] = (ms_event){.kind = MS_EVENT_FREE, .storage = local};
+            free_when_final(profile, local);
             for (uint32_t i = 0; i < graph->node_count; i++) {
                 if (graph->nodes[i].profile == index) {
                     freed[graph->nodes[i].externals[local]] = 1;

@@ -34,12 +34,14 @@ typedef struct builder {
 
 /* ---- what to keep --------------------------------------------------------- */
 
-static void remove_void_events(trace_program *program)
+static void remove_void_events(const ms_trace *trace, trace_program *program)
 {
     size_t kept = 0;
     for (size_t i = 0; i < program->count; i++) {
-        if (program->items[i].kind != TRACE_VOID_EVENT) {
-            program->items[kept++] = program->items[i];
+        const ms_event *event = &program->items[i];
+        bool of_other = event->kind == MS_EVENT_FINAL && trace->lives.items[event->storage].role != MS_STORAGE_GRADIENT;
+        if (event->kind != TRACE_VOID_EVENT && !of_other) {
+            program->items[kept++] = *event;
         }
     }
     program->count = kept;
@@ -76,8 +78,8 @@ static int choose_nodes(builder *b, ms_error *err)
     }
     for (uint32_t i = 0; i < trace->nodes.count; i++) {
         trace_node *node = &trace->nodes.items[i];
-        remove_void_events(&node->forward);
-        remove_void_events(&node->backward);
+        remove_void_events(trace, &node->forward);
+        remove_void_events(trace, &node->backward);
         if (node->forward.count + node->backward.count > 0) {
             b->kept[b->graph->node_count++] = i;
         }

@@ -28,6 +28,9 @@ typedef struct trace_life {
     uint32_t value_bytes; /* of an element */
     bool are_truths;      /* elements of torch's bool */
     uint64_t untouched_bytes;
+    bool is_final;        /* a gradient with a FINAL event, in backward of this node: */
+    uint32_t final_node;
+    size_t final_index;
 } trace_life;
 
 /* The values that an operator writes to a storage: see trace_values.c. */

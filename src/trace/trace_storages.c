@@ -211,6 +211,28 @@ int ms_trace_role(ms_trace *trace, uint64_t key, uint64_t bytes, ms_storage_role
     return MS_OK;
 }
 
+int ms_trace_final(ms_trace *trace, uint64_t key, ms_error *err)
+{
+    int rc = ms__trace_check_open(trace, err);
+    uint32_t life;
+    if (rc != MS_OK || trace->phase != MS_TRACE_BACKWARD || !ms__trace_find_life(trace, key, &life)) {
+        return rc;
+    }
+    rc = ms__trace_record(trace, (ms_event){.kind = MS_EVENT_FINAL, .storage = life}, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    /* One storage may hold gradients of several parameters: the last one counts. */
+    trace_life *gradient = &trace->lives.items[life];
+    if (gradient->is_final) {
+        trace->nodes.items[gradient->final_node].backward.items[gradient->final_index].kind = TRACE_VOID_EVENT;
+    }
+    gradient->is_final = true;
+    gradient->final_node = trace->backward_node;
+    gradient->final_index = trace->nodes.items[trace->backward_node].backward.count - 1;
+    return MS_OK;
+}
+
 bool ms__trace_find_life(const ms_trace *trace, uint64_t key, uint32_t *life)
 {
     uint64_t value;

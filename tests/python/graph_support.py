@@ -279,6 +279,8 @@ def trace_live(model: torch.nn.Module, args: Any, kwargs: Any, loss_of: Any, aut
         for name, layer in find_layers(model):
             stack.callback(layer.register_forward_pre_hook(enter(name), prepend=True, with_kwargs=True).remove)
             stack.callback(layer.register_forward_hook(leave, with_kwargs=True, always_call=True).remove)
+        for handle in tracer.watch_gradients(model.parameters()):
+            stack.callback(handle.remove)
         stack.enter_context(
             torch.autograd.graph.saved_tensors_hooks(lambda tensor: _Token(tracer, tensor), _Token.unpack)
         )

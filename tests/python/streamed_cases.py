@@ -235,7 +235,7 @@ CASES: dict[str, tuple[Callable[[Run], None], int]] = {
     "all_trained": (all_trained, 140),
     "with_neighbours": (with_neighbours, 370),
     "adapters": (adapters, 140),
-    "checkpoint": (checkpoint, 148),
+    "checkpoint": (checkpoint, 115),
 }
 
 

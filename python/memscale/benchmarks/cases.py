@@ -95,6 +95,33 @@ def _llama_3b() -> torch.nn.Module:
     )
 
 
+def _llama_lora(hidden: int, intermediate: int, layers: int, heads: int) -> torch.nn.Module:
+    """A frozen base in bf16 with PEFT's adapters of rank 16 on the attention's projections."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    config = LlamaConfig(
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        vocab_size=32000,
+    )
+    base = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj"]
+    model: torch.nn.Module = get_peft_model(base, LoraConfig(r=16, target_modules=targets))
+    return model
+
+
+def _llama_7b_lora() -> torch.nn.Module:
+    return _llama_lora(4096, 11008, 32, 32)
+
+
+def _llama_lora_small() -> torch.nn.Module:
+    return _llama_lora(1024, 2752, 22, 16)
+
+
 CASES = {
     case.name: case
     for case in (
@@ -103,6 +130,8 @@ CASES = {
         Case("llama", _llama, 2, 1024),
         Case("vit", _vit, 16, 224, is_image=True),
         Case("llama-3b", _llama_3b, 1, 512),
+        Case("llama-7b-lora", _llama_7b_lora, 1, 512),
+        Case("llama-lora-small", _llama_lora_small, 1, 64),
         Case("gpt2-tiny", _gpt2_tiny, 4, 128),
     )
 }

@@ -42,10 +42,13 @@ def _reset_peak() -> None:
 
 def _digest(model: Any) -> str:
     """A hash over the bytes of all present gradients, in the order of the parameters."""
+    import torch
+
     digest = hashlib.sha256()
     for parameter in model.parameters():
         if parameter.grad is not None:
-            digest.update(memoryview(parameter.grad.detach().cpu().numpy()).cast("B"))
+            raw = parameter.grad.detach().cpu().contiguous().view(-1).view(torch.uint8)  # numpy has no bf16
+            digest.update(memoryview(raw.numpy()))
     return digest.hexdigest()[:16]
 
 
@@ -61,7 +64,7 @@ def _prepare(arguments: argparse.Namespace, model: Any) -> tuple[Any, Any]:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if arguments.variant in ("memscale-all", "memscale-streamed"):
         return _prepare_all(arguments, model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.learning_rate)
+    optimizer = torch.optim.AdamW(_trained(model), lr=arguments.learning_rate)
     if arguments.variant not in ("memscale", "uniform", "closed"):
         return optimizer, None
     import memscale
@@ -75,10 +78,14 @@ def _prepare(arguments: argparse.Namespace, model: Any) -> tuple[Any, Any]:
     return optimizer, model._memscale_executor
 
 
+def _trained(model: Any) -> list[Any]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
 def _prepare_all(arguments: argparse.Namespace, model: Any) -> tuple[Any, Any]:
     import memscale
 
-    optimizer: Any = memscale.optim.AdamW(model.parameters(), lr=arguments.learning_rate)
+    optimizer: Any = memscale.optim.AdamW(_trained(model), lr=arguments.learning_rate)
     config = _config(arguments, mode="aggressive")
     model, optimizer = memscale.apply_all_optimizations(model, optimizer, config)
     return optimizer, model._memscale_executor
@@ -147,6 +154,21 @@ def _around_forward(variant: str) -> Any:
     return torch.autograd.graph.save_on_cpu(pin_memory=True)
 
 
+def _record_of_streaming(model: Any, executor: Any) -> dict[str, Any]:
+    """What the plan in force moves and computes beside the model's own forward and backward."""
+    from memscale import _core
+
+    plan, trained = executor.plan, _trained(model)
+    return {
+        "streamed": _core.streamed_stats(),
+        "weights": sum(parameter.numel() for parameter in model.parameters()),
+        "trained_weights": sum(parameter.numel() for parameter in trained),
+        "state_on_disk": plan.step_options["state_on_disk"]["chosen"],
+        "window_disk_ns": executor._planner.window_disk_ns,
+        "recompute_ns": json.loads(plan.to_json())["predicted"]["recompute_ns"],
+    }
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--case", choices=sorted(CASES), required=True)
@@ -211,9 +233,7 @@ def main() -> int:
         result["predicted_step_seconds"] = executor.plan.predicted_step_seconds
         result["counters"] = executor.counters()
     if arguments.variant == "memscale-streamed":
-        from memscale import _core
-
-        result["streamed"] = _core.streamed_stats()
+        result |= _record_of_streaming(model, executor)
     _say(**result)
     return 0
 

@@ -27,7 +27,8 @@ class StreamedLayers:
 
     Attributes:
         total_bytes: bytes of all streamed parameters and buffers; 0 if none stream.
-        sums: total_bytes, the smallest sensible window, and the bytes that are trained.
+        sums: total_bytes, the smallest sensible window, the bytes that are trained, those in a checkpoint's own files,
+            and the directory of the others' files.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -47,7 +48,12 @@ class StreamedLayers:
         _core.streamed_own(everything, True)
         self.total_bytes = _core.streamed_bytes(everything)
         least = _core.streamed_bytes(kept) + _core.streamed_layers_least_bytes(self._order)
-        self.sums = self.total_bytes, min(least, self.total_bytes), _core.streamed_bytes(trained)
+        self.sums = (
+            self.total_bytes,
+            min(least, self.total_bytes),
+            _core.streamed_bytes(trained),
+            *_core.streamed_source(everything),
+        )
         if self.total_bytes > 0:
             _core.streamed_keep(kept)
 

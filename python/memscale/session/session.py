@@ -129,6 +129,7 @@ class Session:
         load_tracer()
         self._streamed = StreamedLayers.of(model) if kind_of(self._device).is_host else None
         self._told_window = ""
+        self.window_disk_ns = 0  # a step's, for streamed parameters
         if self._streamed is not None:
             _core.streamed_drop()  # the window is planned beside the baseline
         self.hardware_json = with_process(self._machine, self._device, model)
@@ -324,7 +325,7 @@ class Session:
         """Has C choose how many bytes of streamed parameters stay in memory, if any stream."""
         if self._streamed is None:
             return
-        line, self.hardware_json, window_bytes = _core.plan_window(
+        line, self.hardware_json, window_bytes, self.window_disk_ns = _core.plan_window(
             graph, self.hardware_json, self.config_json, self._streamed.sums
         )
         if self._applies:

@@ -305,7 +305,7 @@ class _StaticStep:
             tracer.expect_8bit_state(parameters)
         tracer.resident_buffers(tensors_in(snapshot.containers(), depth=2))
         with ExitStack() as stack:
-            for handle in self._hook_layers():
+            for handle in (*self._hook_layers(), *tracer.watch_gradients(parameters)):
                 stack.callback(handle.remove)
             stack.enter_context(self._twins.mode)
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack))

@@ -57,6 +57,8 @@ class _RealStep:
             for name, layer in find_layers(self._model):
                 for handle in self._hook(name, layer):
                     stack.callback(handle.remove)
+            for handle in tracer.watch_gradients(parameters):
+                stack.callback(handle.remove)
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack))
             tracer.start()
             stack.callback(tracer.stop)

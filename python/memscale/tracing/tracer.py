@@ -445,6 +445,16 @@ class LiveTracer(TorchDispatchMode):
         """Reports the storages of parameters' gradients, after backward."""
         self._roles(self._trace.gradient, (parameter.grad for parameter in parameters))
 
+    def watch_gradients(self, parameters: Iterable[torch.Tensor]) -> list[Any]:
+        """Reports each gradient when autograd has added its last part. Returns the hooks' handles."""
+        trace = self._trace
+
+        def is_final(parameter: torch.Tensor) -> None:
+            if parameter.grad is not None and parameter.grad.layout is torch.strided:
+                trace.final(parameter.grad.untyped_storage()._cdata)
+
+        return [p.register_post_accumulate_grad_hook(is_final) for p in parameters if p.requires_grad and p.is_leaf]
+
     def _roles(self, report: Any, tensors: Iterable[torch.Tensor | None]) -> None:
         for tensor in tensors:
             for storage in _storages(tensor) if tensor is not None else ():

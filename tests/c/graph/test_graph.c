@@ -241,6 +241,9 @@ static void graphs_that_contradict_themselves_are_refused(void **state)
         {"[\"drop\",0],", "[\"drop\",0],[\"drop\",0],", MS_EFORMAT, "a second time"},
         {"[\"drop\",0],", "[\"drop\",0],[\"save\",2],", MS_EFORMAT, "in backward"},
         {"[\"drop\",0],", "[\"drop\",6],", MS_EFORMAT, "no such storage"},
+        {"[\"need\",0],", "[\"need\",0],[\"final\",5],", MS_EFORMAT, "of a local storage"},
+        {"[\"save\",0],", "[\"save\",0],[\"final\",0],", MS_EFORMAT, "in forward"},
+        {"[\"drop\",0],", "[\"drop\",0],[\"final\",0],[\"final\",0],", MS_EFORMAT, "a second time"},
         {"[64,16,64,64,64,8]", "[64,16,64,64,64,8,9]", MS_EFORMAT, "never allocated"},
         /* events over the step */
         {"[[\"alloc\",0]],\"backward\":[[\"alloc\",2],[\"free\",1]]", "[],\"backward\":[[\"alloc\",2],[\"free\",1]]",

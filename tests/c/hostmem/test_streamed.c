@@ -84,6 +84,7 @@ static void only_blocks_made_meanwhile_are_streamed(void **state)
     assert_int_equal(stats_now().live_bytes, 2 * (uint64_t)BLOCK_BYTES);
     const void *mixed[] = {before, blocks[0] + 5, blocks[0], after, blocks[1], &mixed};
     assert_int_equal(ms_streamed_bytes((ms_streamed_blocks){mixed, 6}), 2 * BLOCK_BYTES);
+    assert_int_equal(ms_streamed_checkpoint_bytes((ms_streamed_blocks){mixed, 6}), 0);
     library.free(before);
     library.free(after);
     free_blocks(blocks);

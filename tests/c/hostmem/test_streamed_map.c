@@ -101,6 +101,7 @@ static void ranges_are_blocks_that_come_and_go(void **state)
     assert_int_equal(stats.blocks, RANGES);
     assert_true(stats.total_bytes >= FILE_BYTES - 2 * PAGE && stats.total_bytes <= FILE_BYTES + PAGE);
     assert_int_equal(ms_streamed_bytes(list(at, RANGES)), stats.total_bytes);
+    assert_int_equal(ms_streamed_checkpoint_bytes(list(at, RANGES)), stats.total_bytes);
     ms_streamed_set_window(2 * (RANGE_BYTES + PAGE));
     for (size_t i = 0; i < RANGES; i++) {
         ms_streamed_use(list(&at[i], 1), list(&at[i], 0));
@@ -155,6 +156,8 @@ static void owned_blocks_keep_bytes_and_addresses(void **state)
     memset(at[1] + 5 * PAGE, 77, 3);
     assert_ms_ok(ms_streamed_own(list(at, RANGES), true, &err), err);
     assert_ms_ok(ms_streamed_own(list(&at[2], 1), false, &err), err);
+    assert_int_equal(ms_streamed_checkpoint_bytes(list(&at[1], 2)), 0);
+    assert_true(ms_streamed_checkpoint_bytes(list(at, RANGES)) > 0);
     memset(at[2] + PAGE, 78, RANGE_BYTES - 3 * PAGE);
     ms_streamed_drop();
     assert_false(is_mapped(at[1] + 5 * PAGE));

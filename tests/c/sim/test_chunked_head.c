@@ -94,6 +94,50 @@ static void a_16_bit_layer_sums_in_32(void **state)
     assert_int_equal(without.peak_live_bytes - with.peak_live_bytes, 3 * LOGITS - with_bytes);
 }
 
+static void swap_numbers(ms_event *events, uint32_t count, uint32_t one, uint32_t other)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        bool is_one = events[i].storage == one, is_other = events[i].storage == other;
+        events[i].storage = is_one ? other : is_other ? one : events[i].storage;
+    }
+}
+
+/* The weight's gradient, local 7, becomes a parameter's: local 3. It is final before its layer's backward ends. */
+static void make_gradient_of_weight(ms_graph *graph)
+{
+    const uint32_t number = 3;
+    ms_node *node = &graph->nodes[graph->node_count - 1];
+    ms_profile *profile = &graph->profiles[node->profile];
+    swap_numbers(profile->forward, profile->forward_count, number, 7);
+    swap_numbers(profile->backward, profile->backward_count, number, 7);
+    profile->storage_bytes[7] = profile->storage_bytes[number];
+    profile->storage_bytes[number] = WEIGHT;
+    assert_int_equal(profile->external_count++, number);
+    node->externals = ms_realloc_array(node->externals, profile->external_count, sizeof *node->externals);
+    node->externals[number] = graph->storage_count;
+    graph->storages = ms_realloc_array(graph->storages, graph->storage_count + 1, sizeof *graph->storages);
+    graph->storages[graph->storage_count++] = (ms_storage){.bytes = WEIGHT,
+                                                           .role = MS_STORAGE_GRADIENT,
+                                                           .first_node = graph->node_count - 1,
+                                                           .last_node = graph->node_count - 1};
+    profile->backward = ms_realloc_array(profile->backward, profile->backward_count + 1, sizeof *profile->backward);
+    profile->backward[profile->backward_count] = profile->backward[profile->backward_count - 1];
+    profile->backward[profile->backward_count++ - 1] = (ms_event){.kind = MS_EVENT_FINAL, .storage = number};
+}
+
+static void a_released_gradient_is_there_from_the_first_chunk_on(void **state)
+{
+    fixture *f = *state;
+    ms_error err;
+    const uint32_t release_bit = 1u << MS_STEP_GRADIENT_RELEASE;
+    make_gradient_of_weight(f->graph);
+    assert_ms_ok(ms_graph_check(f->graph, &err), err);
+    f->graph->loop.gradients_live_in_forward = false;
+    ms_replay kept = fixture_simulate(f, keep, chunked_bit);
+    ms_replay released = fixture_simulate(f, keep, chunked_bit | release_bit);
+    assert_int_equal(released.peak_live_bytes, kept.peak_live_bytes); /* at the chunks, before any release */
+}
+
 /* The chunks' work replaces the cross entropy's; the products stay. */
 static void the_chunks_work_counts(void **state)
 {
@@ -407,6 +451,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(tokens_by_vocabulary_never_exists),
         TEST(a_16_bit_layer_sums_in_32),
+        TEST(a_released_gradient_is_there_from_the_first_chunk_on),
         TEST(the_chunks_work_counts),
         TEST(chunk_bytes_equal_the_loss_heads),
         TEST(a_tied_weight_has_two_gradients_at_most),

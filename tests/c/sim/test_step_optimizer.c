@@ -146,6 +146,46 @@ static void gradient_release_keeps_one_layers_gradients_at_a_time(void **state)
     assert_int_equal(with.step_ns, without.step_ns);
 }
 
+/* Lets every layer make its gradient (local 4) first, with or without the mark that it is final. */
+static void make_gradients_first(ms_graph *graph, bool marked)
+{
+    for (uint32_t i = 0; i < graph->profile_count; i++) {
+        ms_profile *profile = &graph->profiles[i];
+        if (profile->external_count < 5 || profile->storage_bytes[4] != GRADIENT) {
+            continue;
+        }
+        ms_event *events = ms_calloc(profile->backward_count + 1, sizeof *events);
+        uint32_t count = 0;
+        events[count++] = (ms_event){.kind = MS_EVENT_ALLOC, .storage = 4};
+        if (marked) {
+            events[count++] = (ms_event){.kind = MS_EVENT_FINAL, .storage = 4};
+        }
+        for (uint32_t k = 0; k < profile->backward_count; k++) {
+            if (profile->backward[k].kind == MS_EVENT_WORK || profile->backward[k].storage != 4) {
+                events[count++] = profile->backward[k];
+            }
+        }
+        ms_free(profile->backward);
+        profile->backward = events;
+        profile->backward_count = count;
+    }
+}
+
+static void a_released_gradient_ends_where_it_is_final(void **state)
+{
+    fixture *f = *state;
+    ms_error err;
+    make_gradients_first(f->graph, false);
+    ms_replay unmarked = fixture_simulate(f, keep, release_bit), kept = fixture_simulate(f, keep, 0);
+    make_gradients_first(f->graph, true);
+    assert_ms_ok(ms_graph_check(f->graph, &err), err);
+    ms_replay marked = fixture_simulate(f, keep, release_bit), marked_kept = fixture_simulate(f, keep, 0);
+    assert_int_equal(unmarked.peak_live_bytes - marked.peak_live_bytes, MIB); /* the gradient of the layer's input */
+    assert_int_equal(marked.step_ns, unmarked.step_ns);
+    assert_int_equal(marked_kept.peak_live_bytes, kept.peak_live_bytes); /* a mark alone frees nothing */
+    assert_int_equal(marked_kept.peak_bytes, kept.peak_bytes);
+}
+
 static void with_both_options_the_buffers_are_live_in_backward(void **state)
 {
     fixture *f = *state;
@@ -345,6 +385,7 @@ int main(void)
         TEST(rules_of_state_in_host_memory),
         TEST(part_of_the_state_may_stay),
         TEST(gradient_release_keeps_one_layers_gradients_at_a_time),
+        TEST(a_released_gradient_ends_where_it_is_final),
         TEST(with_both_options_the_buffers_are_live_in_backward),
         TEST(a_gradient_stays_until_the_last_node_adds_to_it),
         TEST(buffer_bytes_equal_the_streams),

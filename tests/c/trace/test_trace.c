@@ -240,6 +240,26 @@ static void a_mark_that_was_never_given_is_refused(void **state)
     assert_ms_fails(ms_trace_loss(trace, 10, &head, &err), MS_ESTATE, err, "finished");
 }
 
+/* 30 is a parameter's gradient, of two parameters; 31 turns out to be none, 32 is foreign. */
+static void gradients_are_marked_when_they_are_final(void **state)
+{
+    (void)state;
+    born(10, 64);
+    assert_ms_ok(ms_trace_final(trace, 10, &err), err); /* not in backward */
+    phase(MS_TRACE_BACKWARD);
+    born(30, 40);
+    assert_ms_ok(ms_trace_final(trace, 30, &err), err);
+    born(31, 8);
+    assert_ms_ok(ms_trace_final(trace, 31, &err), err);
+    assert_ms_ok(ms_trace_final(trace, 30, &err), err);
+    assert_ms_ok(ms_trace_final(trace, 32, &err), err);
+    died(31);
+    role(30, 40, MS_STORAGE_GRADIENT);
+    phase(MS_TRACE_DONE);
+    assert_finishes_with("\"backward\":[[\"alloc\",0],[\"alloc\",2],[\"final\",0],[\"free\",2]]");
+    assert_ms_fails(ms_trace_final(trace, 30, &err), MS_ESTATE, err, "finished");
+}
+
 static void the_optimizers_state_is_told_from_its_temporaries(void **state)
 {
     (void)state;
@@ -575,6 +595,7 @@ int main(void)
         TEST(a_loss_outside_reserves_twice_the_outputs),
         TEST(a_cross_entropy_is_marked_in_both_passes),
         TEST(a_mark_that_was_never_given_is_refused),
+        TEST(gradients_are_marked_when_they_are_final),
         TEST(the_optimizers_state_is_told_from_its_temporaries),
         TEST(a_step_that_fails_is_estimated),
         TEST(expected_state_replaces_the_assumed),

@@ -147,49 +147,6 @@ static PyObject *is_active(PyObject *self, PyObject *args)
     return PyBool_FromLong(ms_execute_is_active(ms_ext_execution_of(self)->execute));
 }
 
-/* ---- residents -------------------------------------------------------------------- */
-
-static PyObject *set_residents(PyObject *self, PyObject *tensors)
-{
-    if (!PyList_Check(tensors)) {
-        PyErr_SetString(PyExc_TypeError, "residents: a list of tensors");
-        return NULL;
-    }
-    ms_identity_set set = {0};
-    Py_ssize_t count = PyList_Size(tensors);
-    if (ms_ext_identity_reset(&set, (size_t)count) != 0) {
-        return NULL;
-    }
-    for (Py_ssize_t i = 0; i < count; i++) {
-        ms_ext_identity_add(&set, PyList_GetItem(tensors, i));
-    }
-    ms_free(ms_ext_execution_of(self)->residents.items);
-    ms_ext_execution_of(self)->residents = set;
-    Py_RETURN_NONE;
-}
-
-static PyObject *add_residents(PyObject *self, PyObject *tensors)
-{
-    if (!PyList_Check(tensors)) {
-        PyErr_SetString(PyExc_TypeError, "residents: a list of tensors");
-        return NULL;
-    }
-    ms_identity_set *set = &ms_ext_execution_of(self)->residents;
-    Py_ssize_t count = PyList_Size(tensors);
-    if (ms_ext_identity_reserve(set, (size_t)count) != 0) {
-        return NULL;
-    }
-    for (Py_ssize_t i = 0; i < count; i++) {
-        ms_ext_identity_add(set, PyList_GetItem(tensors, i));
-    }
-    Py_RETURN_NONE;
-}
-
-static PyObject *is_resident(PyObject *self, PyObject *tensor)
-{
-    return PyBool_FromLong(ms_ext_identity_has_tensor(&ms_ext_execution_of(self)->residents, tensor));
-}
-
 /* ---- between steps ------------------------------------------------------------------------ */
 
 static PyObject *backward_ended(PyObject *object, PyObject *args)
@@ -411,11 +368,11 @@ static PyMethodDef methods[] = {
         "set_plan", set_plan, METH_O, "json, /", "(str | None) -> None",
         "Follows this plan from the next forward on; None keeps everything. MemScaleError if it is malformed."),
     MS_EXT_METHOD("is_active", is_active, METH_NOARGS, "/", "() -> bool", "Whether the plan does anything."),
-    MS_EXT_METHOD("set_residents", set_residents, METH_O, "tensors, /", "(list[torch.Tensor]) -> None",
+    MS_EXT_METHOD("set_residents", ms_ext_set_residents, METH_O, "tensors, /", "(list[torch.Tensor]) -> None",
                   "Sets the tensors whose storages never move."),
-    MS_EXT_METHOD("add_residents", add_residents, METH_O, "tensors, /", "(list[torch.Tensor]) -> None",
+    MS_EXT_METHOD("add_residents", ms_ext_add_residents, METH_O, "tensors, /", "(list[torch.Tensor]) -> None",
                   "Adds to what set_residents() set: parameters that FSDP has gathered for a layer."),
-    MS_EXT_METHOD("is_resident", is_resident, METH_O, "tensor, /", "(torch.Tensor) -> bool",
+    MS_EXT_METHOD("is_resident", ms_ext_is_resident, METH_O, "tensor, /", "(torch.Tensor) -> bool",
                   "Whether the tensor's storage is one that set_residents() set."),
     MS_EXT_METHOD(
         "hooks_in_the_way", ms_ext_hooks_in_the_way, METH_NOARGS, "/", "() -> str | None",

@@ -166,6 +166,10 @@ int ms_ext_identity_reset(ms_identity_set *set, size_t count);
 int ms_ext_identity_reserve(ms_identity_set *set, size_t more);
 /* Adds the storage of a tensor. There must be room for it. Ignores None and tensors without a storage. */
 void ms_ext_identity_add(ms_identity_set *set, PyObject *tensor);
+/* Methods of Execution; execute.c has their docstrings. */
+PyObject *ms_ext_set_residents(PyObject *self, PyObject *tensors);
+PyObject *ms_ext_add_residents(PyObject *self, PyObject *tensors);
+PyObject *ms_ext_is_resident(PyObject *self, PyObject *tensor);
 /* storage_bytes(list): bytes of the tensors' distinct storages. */
 PyObject *ms_ext_storage_bytes(PyObject *module, PyObject *tensors);
 /* map_bytes(list): those of them in hostmem's maps. */

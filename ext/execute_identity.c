@@ -81,6 +81,49 @@ void ms_ext_identity_add(ms_identity_set *set, PyObject *tensor)
     }
 }
 
+/* ---- the residents of an execution ------------------------------------------------------ */
+
+PyObject *ms_ext_set_residents(PyObject *self, PyObject *tensors)
+{
+    if (!PyList_Check(tensors)) {
+        PyErr_SetString(PyExc_TypeError, "residents: a list of tensors");
+        return NULL;
+    }
+    ms_identity_set set = {0};
+    Py_ssize_t count = PyList_Size(tensors);
+    if (ms_ext_identity_reset(&set, (size_t)count) != 0) {
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        ms_ext_identity_add(&set, PyList_GetItem(tensors, i));
+    }
+    ms_free(ms_ext_execution_of(self)->residents.items);
+    ms_ext_execution_of(self)->residents = set;
+    Py_RETURN_NONE;
+}
+
+PyObject *ms_ext_add_residents(PyObject *self, PyObject *tensors)
+{
+    if (!PyList_Check(tensors)) {
+        PyErr_SetString(PyExc_TypeError, "residents: a list of tensors");
+        return NULL;
+    }
+    ms_identity_set *set = &ms_ext_execution_of(self)->residents;
+    Py_ssize_t count = PyList_Size(tensors);
+    if (ms_ext_identity_reserve(set, (size_t)count) != 0) {
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        ms_ext_identity_add(set, PyList_GetItem(tensors, i));
+    }
+    Py_RETURN_NONE;
+}
+
+PyObject *ms_ext_is_resident(PyObject *self, PyObject *tensor)
+{
+    return PyBool_FromLong(ms_ext_identity_has_tensor(&ms_ext_execution_of(self)->residents, tensor));
+}
+
 /* ---- bytes of lists of tensors -------------------------------------------------------- */
 
 /* The bytes of a storage. If they are unknown, an exception is set. */

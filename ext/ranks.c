@@ -100,13 +100,16 @@ static PyObject *graph_shard(PyObject *module, PyObject *args)
     const char *graph, *hardware;
     ms_sharding sharding;
     unsigned int copies;
-    int mixed, stays_gathered;
+    int mixed, stays_gathered, reduces_once;
     unsigned long long held_bytes;
-    if (!PyArg_ParseTuple(args, "ssIppK:graph_shard", &graph, &hardware, &copies, &mixed, &stays_gathered,
-                          &held_bytes)) {
+    if (!PyArg_ParseTuple(args, "ssI(ppp)K:graph_shard", &graph, &hardware, &copies, &mixed, &stays_gathered,
+                          &reduces_once, &held_bytes)) {
         return NULL;
     }
-    sharding = (ms_sharding){.copies = copies, .mixed = mixed != 0, .stays_gathered = stays_gathered != 0};
+    sharding = (ms_sharding){.copies = copies,
+                             .mixed = mixed != 0,
+                             .stays_gathered = stays_gathered != 0,
+                             .reduces_once = reduces_once != 0};
     uint64_t gathered_bytes = held_bytes;
     ms_ext_documents documents = {0};
     ms_error err;
@@ -128,9 +131,8 @@ static PyMethodDef methods[] = {
                     "Combines the hardware and config of all ranks, rank 0's first, into one pair for a common plan."),
     MS_EXT_FUNCTION("config_in_parts", config_in_parts, METH_VARARGS, "config, /", "(str) -> str",
                     "The config restricted to techniques that work with layers that are divided among ranks."),
-    MS_EXT_FUNCTION("graph_shard", graph_shard, METH_VARARGS,
-                    "graph, hardware, copies, mixed, stays_gathered, held_bytes, /",
-                    "(str, str, int, bool, bool, int) -> tuple[str, str, int]",
+    MS_EXT_FUNCTION("graph_shard", graph_shard, METH_VARARGS, "graph, hardware, copies, how, held_bytes, /",
+                    "(str, str, int, tuple[bool, bool, bool], int) -> tuple[str, str, int]",
                     "Graph and hardware of one rank of those that FSDP divides a model among, and the bytes that it "
                     "gathers; `held_bytes`: those that the hardware counts already."),
     {NULL, NULL, 0, NULL},

@@ -230,7 +230,7 @@ static PyObject *loss_backward_end(PyObject *self, PyObject *const *args, Py_ssi
     return tell_two(self, args, count, "loss_backward_end", ms_trace_loss_backward_end);
 }
 
-static PyObject * final(PyObject *self, PyObject *key)
+static PyObject *final_gradient(PyObject *self, PyObject *key)
 {
     return tell_one(self, key, "key", ms_trace_final);
 }
@@ -409,7 +409,7 @@ static PyMethodDef trace_methods[] = {
     MS_EXT_METHOD("loss_backward", loss_backward, METH_O, "head, /", "(int) -> None", "Begins that loss's backward."),
     MS_EXT_METHOD("loss_backward_end", MS_EXT_FAST(loss_backward_end), METH_FASTCALL, "head, key, /",
                   "(int, int) -> None", "Ends the cross entropy's backward; `key` is the gradient of the logits."),
-    MS_EXT_METHOD("final", final, METH_O, "key, /", "(int) -> None",
+    MS_EXT_METHOD("final", final_gradient, METH_O, "key, /", "(int) -> None",
                   "Reports in backward that this gradient is complete."),
     MS_EXT_METHOD("head", head, METH_O, "key, /", "(int) -> int",
                   "Marks a linear layer that just made possible logits; returns its number, 0 if it can't be marked."),

@@ -88,11 +88,13 @@ MS_API int ms_cluster_apply(const ms_cluster *cluster, ms_graph *graph, ms_hardw
 
 /* How FSDP has divided a model that is at hand. */
 typedef struct ms_sharding {
-    uint32_t copies;     /* the ranks that it is divided among */
-    bool mixed;          /* as in ms_cluster */
-    bool
-        stays_gathered; /* between forward and backward: a stage's, with reshard_after_forward=False, or the whole model
-                            if it is one group */
+    uint32_t copies; /* the ranks that it is divided among */
+    bool mixed;      /* as in ms_cluster */
+    /* Parameters stay gathered between forward and backward: with reshard_after_forward=False, or if the model is one
+     * group. */
+    bool stays_gathered;
+    /* All gradients are reduced at once, so they are whole until then: in a pipeline, or if the model is one group. */
+    bool reduces_once;
 } ms_sharding;
 
 /*

@@ -505,8 +505,7 @@ def graph_shard(
     graph: str,
     hardware: str,
     copies: int,
-    mixed: bool,
-    stays_gathered: bool,
+    how: tuple[bool, bool, bool],
     held_bytes: int,
     /,
 ) -> tuple[str, str, int]:

@@ -311,11 +311,18 @@ static void share_copies(const ms_cluster *cluster, ms_graph *graph, ms_cluster_
     shard_gradients(cluster, graph);
 }
 
+/* Parameters that stay gathered, beside a layer's gradients, which are reduced as soon as they are there. */
+static uint64_t gathered_throughout(const ms_sharding *sharding, const ms_graph *graph)
+{
+    uint64_t layer = ms__mul_sat(sharding->mixed ? 3 : 2, groups_of(graph).largest_layer_bytes);
+    return ms__add_sat(graph->residents.parameter_bytes, layer);
+}
+
 int ms_cluster_shard(const ms_sharding *sharding, ms_graph *graph, ms_hardware *hardware, uint64_t *gathered_bytes,
                      ms_error *err)
 {
-    uint32_t stages = sharding->stays_gathered ? 2 : 1;
-    ms_cluster cluster = {.ranks = sharding->copies * stages,
+    uint32_t stages = sharding->reduces_once ? 2 : 1;
+    ms_cluster cluster = {.ranks = (uint32_t)ms__min_u64(ms__mul_sat(sharding->copies, stages), UINT32_MAX),
                           .stages = stages,
                           .parallelism = MS_PARALLELISM_FSDP,
                           .mixed = sharding->mixed};
@@ -323,10 +330,13 @@ int ms_cluster_shard(const ms_sharding *sharding, ms_graph *graph, ms_hardware *
     if (rc != MS_OK) {
         return rc;
     }
+    bool throughout = sharding->stays_gathered && !sharding->reduces_once && sharding->copies > 1;
+    uint64_t whole_bytes = throughout ? gathered_throughout(sharding, graph) : 0;
     ms_cluster_share share = {0};
     share_copies(&cluster, graph, &share);
-    hold(graph, hardware, ms__sub_sat(share.gathered_bytes, *gathered_bytes));
-    *gathered_bytes = ms__max_u64(share.gathered_bytes, *gathered_bytes);
+    uint64_t gathered = ms__max_u64(share.gathered_bytes, whole_bytes);
+    hold(graph, hardware, ms__sub_sat(gathered, *gathered_bytes));
+    *gathered_bytes = ms__max_u64(gathered, *gathered_bytes);
     return ms_graph_check(graph, err);
 }
 

@@ -1,6 +1,6 @@
 /*
- * Several processes that train one model: the merged documents for their one plan. Called once per wrap on
- * every rank, with the documents of all ranks; every rank gets the same result.
+ * Several processes that train one model: the merged documents for their one plan. Called on every rank, at the wrap, at
+ * the first forward and if the model moves, with the documents of those that share the plan; they get the same result.
  */
 #include "base/units.h"
 #include "memscale/pipeline.h"

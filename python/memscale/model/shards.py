@@ -14,12 +14,14 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
-    "graph_part_of",
+    "Gathered",
+    "Sharding",
     "computes_in_parts",
-    "computing_types",
-    "gathered_layout",
+    "gathered_parameters",
+    "graph_part_of",
     "has_shards",
     "is_shard",
+    "meshes_of",
     "part_of",
     "shard_type",
     "sharding_of",
@@ -36,11 +38,13 @@ class Sharding(NamedTuple):
         ranks: among which.
         is_mixed: whether parameters are cast to a smaller type when gathered.
         stays_gathered: whether they stay gathered between forward and backward.
+        is_one_group: whether all are gathered together, and their gradients reduced together.
     """
 
     ranks: int
     is_mixed: bool
     stays_gathered: bool
+    is_one_group: bool
 
 
 def has_shards(model: torch.nn.Module) -> bool:
@@ -76,81 +80,99 @@ def graph_part_of(tensor: Any) -> torch.Tensor:
     return part
 
 
-def gathered_layout(shard: Any) -> tuple[Any, Any] | None:
-    """Mesh and placements of a parameter that FSDP divides too, while its layer runs; None if it is whole then."""
-    mesh, placements, of_fsdp = shard.device_mesh, shard.placements, _dims_of_fsdp(shard)
-    names = mesh.mesh_dim_names
-    if mesh.ndim <= of_fsdp or names is None:
+class Gathered(NamedTuple):
+    """A parameter that FSDP divides, as its layer sees it.
+
+    Attributes:
+        layout: mesh and placements if tensor parallelism divides it too; None if it is whole.
+        dtype: the type of FSDP's mixed precision.
+    """
+
+    layout: tuple[Any, Any] | None
+    dtype: torch.dtype
+
+
+def gathered_parameters(model: torch.nn.Module) -> dict[int, Gathered]:
+    """The parameters that FSDP divides, by their identities while they are divided."""
+    found = {}
+    for group in _groups_of(model):
+        for each in group.fsdp_params:
+            shard, dtype = each.sharded_param, group.mp_policy.param_dtype
+            found[id(shard)] = Gathered(_layout_in_layer(shard, group), dtype or shard.dtype)
+    return found
+
+
+def _layout_in_layer(shard: Any, group: Any) -> tuple[Any, Any] | None:
+    """The dimensions of a parameter's mesh that are not FSDP's. FSDP's are the first ones."""
+    of_fsdp, names = group.mesh_info.mesh.ndim, shard.device_mesh.mesh_dim_names
+    if shard.device_mesh.ndim <= of_fsdp or names is None:
         return None
-    return mesh[tuple(names[of_fsdp:])], placements[of_fsdp:]
-
-
-def _dims_of_fsdp(shard: Any) -> int:
-    """FSDP's are the first dimensions of the mesh: one that shards, with one before it that replicates in hybrid
-    sharding."""
-    return 2 if shard.placements[0].is_replicate() else 1
+    return shard.device_mesh[tuple(names[of_fsdp:])], shard.placements[of_fsdp:]
 
 
 def computes_in_parts(model: torch.nn.Module) -> bool:
     """Whether layers compute with parts of parameters, as in tensor parallelism."""
-    gathers = has_shards(model)
-    return any(is_shard(p) and not (gathers and gathered_layout(p) is None) for p in model.parameters())
+    gathered = gathered_parameters(model)
+    if any(entry.layout is not None for entry in gathered.values()):
+        return True
+    return any(is_shard(parameter) and id(parameter) not in gathered for parameter in model.parameters())
 
 
-def computing_types(model: torch.nn.Module) -> dict[int, torch.dtype]:
-    """The types that FSDP's mixed precision casts parameters to when it gathers them, by the parameters' identities."""
-    types: dict[int, torch.dtype] = {}
-    for module in model.modules():  # a parameter belongs to the innermost module that FSDP manages
-        policy = _policy_of(module)
-        if policy is not None:
-            types.update({id(p): policy.param_dtype or p.dtype for p in module.parameters()})
-    return types
+def meshes_of(model: torch.nn.Module) -> list[Any]:
+    """The meshes of the parameters that are divided among ranks, whether FSDP has gathered them or not."""
+    shards: list[Any] = [each.sharded_param for group in _groups_of(model) for each in group.fsdp_params]
+    shards.extend(parameter for parameter in model.parameters() if is_shard(parameter))
+    return [shard.device_mesh for shard in shards]
 
 
 def stand_in_for_fsdp(model: torch.nn.Module) -> None:
     """Replaces FSDP's hooks on the modules by those that cast as its mixed precision does; the caller's snapshot
     restores them."""
     for module in model.modules():
-        policy = _policy_of(module)
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
             for key in [key for key, hook in hooks.items() if _is_of_fsdp(hook)]:
                 del hooks[key]
-        if policy is not None and policy.param_dtype is not None and policy.cast_forward_inputs:
+    for module, state in _states_of(model):
+        policy = state._mp_policy
+        if policy.param_dtype is not None and policy.cast_forward_inputs:
             module.register_forward_pre_hook(_casting_inputs(policy.param_dtype), prepend=True, with_kwargs=True)
-        if policy is not None and policy.output_dtype is not None:
+        if policy.output_dtype is not None:
             module.register_forward_hook(_casting_outputs(policy.output_dtype))
 
 
 def sharding_of(model: torch.nn.Module) -> Sharding:
     """How `fully_shard` has divided the model."""
-    shards: list[Any] = [p for p in model.parameters() if is_shard(p)]
-    types = computing_types(model)
-    groups = [group for module in model.modules() for value in _state_of(module) for group in _groups_in(value)]
+    groups = _groups_of(model)
     return Sharding(
-        ranks=max(shard.device_mesh.size(_dims_of_fsdp(shard) - 1) for shard in shards),
-        is_mixed=any(types[id(p)].itemsize < p.element_size() for p in shards if id(p) in types),
+        ranks=max((getattr(group.mesh_info, "shard_mesh_size", 1) for group in groups), default=1),
+        is_mixed=any(_narrows(each, group.mp_policy.param_dtype) for group in groups for each in group.fsdp_params),
         stays_gathered=all(group.post_forward_mesh_info is None for group in groups),
+        is_one_group=len(groups) == 1,
     )
 
 
-def _state_of(module: torch.nn.Module) -> list[Any]:
-    """What FSDP keeps about a module that it manages."""
-    for hook in filter(_is_of_fsdp, module._forward_pre_hooks.values()):
-        if hasattr(hook, "__self__"):
-            return list(vars(hook.__self__).values())
-    return []
+def _narrows(parameter: Any, dtype: torch.dtype | None) -> bool:
+    return dtype is not None and dtype.itemsize < parameter.sharded_param.element_size()
 
 
-def _groups_in(value: Any) -> list[Any]:
-    """FSDP's groups of parameters: later versions of torch have a list of them for a module."""
-    found = value if isinstance(value, list) else [value]
-    return [group for group in found if hasattr(group, "post_forward_mesh_info")]
+def _states_of(model: torch.nn.Module) -> list[tuple[torch.nn.Module, Any]]:
+    """The modules that FSDP manages, and what it keeps about each."""
+    managed = getattr(sys.modules.get(_HOME), "FSDPModule", ())
+    found: list[tuple[torch.nn.Module, Any]] = []
+    for module in model.modules():
+        if isinstance(module, managed):
+            state: Any = module
+            found.append((module, state._get_fsdp_state()))
+    return found
 
 
-def _policy_of(module: torch.nn.Module) -> Any:
-    """FSDP's policy of mixed precision for this module; None if FSDP does not manage it."""
-    policy = getattr(sys.modules.get(_HOME), "MixedPrecisionPolicy", ())
-    return next((value for value in _state_of(module) if isinstance(value, policy)), None)
+def _groups_of(model: torch.nn.Module) -> list[Any]:
+    """FSDP's groups of parameters, each once. Later versions of torch have a list of them for a module."""
+    groups: dict[int, Any] = {}
+    for _, state in _states_of(model):
+        found = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+        groups.update({id(group): group for group in found if group is not None})
+    return list(groups.values())
 
 
 def _casting_inputs(dtype: torch.dtype) -> Any:

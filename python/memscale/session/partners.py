@@ -1,7 +1,7 @@
-"""Which ranks share a plan: those whose collectives a forward takes part in.
+"""Which ranks share a plan: those that may meet in a forward's collectives.
 
-A layer that is recomputed repeats its collectives, so the ranks that meet in them have to follow one plan. Other ranks
-must not be waited for in a forward: a stage of a pipeline begins its forward after another rank has ended its own.
+A layer that is recomputed repeats its collectives, so the ranks that meet in them have to follow one plan. A stage of a
+pipeline must not wait for other stages in its forward, which begins after another rank has ended its own.
 """
 
 from __future__ import annotations
@@ -9,11 +9,10 @@ from __future__ import annotations
 import hashlib
 import sys
 from types import FrameType
-from typing import Any
 
 import torch
 
-from ..model.shards import is_shard
+from ..model.shards import meshes_of
 
 __all__ = ["bucketed", "describe", "digest_of_names", "is_pipeline_stage", "partners_of"]
 
@@ -31,9 +30,8 @@ def partners_of(model: torch.nn.Module) -> set[int]:
     """The ranks in the process group of the DDP around this forward, and in the meshes of the model's parameters.
     Empty if there are none; collectives that a forward makes by itself are not seen."""
     ranks: set[int] = set()
-    parameters: list[Any] = list(model.parameters())
-    for parameter in filter(is_shard, parameters):
-        ranks.update(parameter.device_mesh.mesh.flatten().tolist())
+    for mesh in meshes_of(model):
+        ranks.update(mesh.mesh.flatten().tolist())
     ddp = _ddp_around(model)
     if ddp is not None:
         ranks.update(torch.distributed.get_process_group_ranks(ddp.process_group))

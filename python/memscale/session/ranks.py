@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from .. import _core
 from ..device import kind_of, training_device
 from ..errors import BudgetInfeasibleError, IntegrationError, ProfileError
-from ..model.shards import computes_in_parts, has_shards, sharding_of
+from ..model.shards import Sharding, computes_in_parts, has_shards, sharding_of
 from ..planning.execution_plan import ExecutionPlan
 from .partners import bucketed, describe, digest_of_names, is_pipeline_stage, partners_of
 from .session import Session
@@ -53,10 +53,10 @@ def session_for(model: torch.nn.Module, config: Config, optimizer: torch.optim.O
 class RankedSession(Session):
     """Plans for a model that ranks of the default process group train together.
 
-    Every rank has to wrap its model, or its part of one. Until the first forward, ranks whose parameters have the same
-    names share a plan. From then on those do that meet in the forward's collectives, if torch tells which they are; a
-    stage of torch's pipelines that meets nobody plans by itself. Ranks that share a plan have to run the same number
-    of training forwards. If there are several wraps, every rank has to make them in the same order.
+    Every rank has to wrap its model, or its part. Ranks share a plan if torch tells that they meet in collectives
+    of a forward, and if their parameters have the same names, because they may meet in others. A stage of torch's
+    pipelines looks at the former alone. Ranks that share a plan have to run the same number of training forwards. If
+    there are several wraps, every rank has to make them in the same order.
 
     Raises:
         IntegrationError: another rank could not wrap, sent a damaged plan or did not answer
@@ -81,6 +81,7 @@ class RankedSession(Session):
         self._own_hardware, self._own_config = self.hardware_json, self.config_json
         self._members = list(range(self._channel.world))  # the ranks that share this rank's plan, in order
         self._documents: dict[int, tuple[str, str]] = {}  # of each member
+        self._in_parts = False  # whether layers are divided among ranks
         try:
             self._find_same_model(model)
         except BaseException:
@@ -126,10 +127,10 @@ class RankedSession(Session):
 
     def _agree_on_documents(self) -> None:
         self._gathered_bytes = 0
-        self.hardware_json, self.config_json = _core.ranks_agree(
+        self.hardware_json, config = _core.ranks_agree(
             [self._documents[rank] for rank in self._members], self._channel.local_world
         )
-        self._planned_for = self.config_json
+        self.config_json = self._planned_for = _core.config_in_parts(config) if self._in_parts else config
 
     def _exchange_documents(self, key: str, partners: set[int]) -> None:
         """With the ranks that begin the same forward, on each of them, and with these ranks' partners in turn."""
@@ -148,18 +149,13 @@ class RankedSession(Session):
         self._bucket_bytes = _core.storage_bytes(bucketed(model))
         allocated_bytes = kind_of(self._device).allocated_bytes(self._device)
         self._own_hardware = _core.hardware_grow_process(self._own_hardware, self._bucket_bytes, allocated_bytes)
-        rank, before = self._channel.rank, self._members
-        partners = partners_of(model)
-        if partners - {rank}:
-            self._exchange_documents("first_forward", partners | {rank})
-        else:
-            self._members = [rank] if is_pipeline_stage() else self._members
-            self._documents[rank] = self._own_hardware, self._own_config
+        before, alike = self._members, set() if is_pipeline_stage() else set(self._members)
+        self._exchange_documents("first_forward", {self._channel.rank} | alike | partners_of(model))
+        self._in_parts = computes_in_parts(model)
         self._agree_on_documents()
         self._plans.clear()
-        if computes_in_parts(model):
-            self._forget_traces()  # a sample was traced before layers were divided
-            self.config_json = self._planned_for = _core.config_in_parts(self.config_json)
+        if self._in_parts or self._is_sharded:
+            self._forget_traces()  # a sample was traced before layers were divided, or counted what is gathered
         if self._members != before:
             self._tell_members()
 
@@ -175,9 +171,10 @@ class RankedSession(Session):
         super()._follow(model)
         self._own_hardware = self.hardware_json
         self._in_force = self._wanted = None
-        self._moves += 1
-        self._exchange_documents(f"moved/{self._moves}", set(self._members))
-        self._agree_on_documents()
+        if self._is_measured:  # else _meet() follows
+            self._moves += 1
+            self._exchange_documents(f"moved/{self._moves}", set(self._members))
+            self._agree_on_documents()
 
     @property
     def disk(self) -> Mapping[str, Any]:
@@ -201,8 +198,8 @@ class RankedSession(Session):
             self._meet(model)
         if not self._leads:
             return self._in_force
-        self._narrow(model)
         try:
+            self._narrow(model)
             self._wanted = super().plan_for(model, signature, args, kwargs, wait_until_alone)
         except BudgetInfeasibleError as error:
             if not self._is_sharded:
@@ -277,14 +274,16 @@ class RankedSession(Session):
             return
         self._is_sharded = True
         self._may_trace_ahead = False  # only _trace() divides
-        ranks, _, stays_gathered = sharding_of(model)  # the sample's trace has the parameters' own types
-        self._graphs = {key: self._shard(graph, ranks, False, stays_gathered) for key, graph in self._graphs.items()}
+        sharding = sharding_of(model)._replace(is_mixed=False)  # the sample's trace has the parameters' own types
+        self._graphs = {key: self._shard(graph, sharding) for key, graph in self._graphs.items()}
         self._plans.clear()
 
-    def _shard(self, graph: str, ranks: int, is_mixed: bool, stays_gathered: bool) -> str:
+    def _shard(self, graph: str, sharding: Sharding) -> str:
         """The graph of one rank, of that of a whole step."""
+        ranks, is_mixed, stays_gathered, is_one_group = sharding
+        reduces_once = is_one_group or (stays_gathered and is_pipeline_stage())
         graph, self.hardware_json, self._gathered_bytes = _core.graph_shard(
-            graph, self.hardware_json, ranks, is_mixed, stays_gathered, self._gathered_bytes
+            graph, self.hardware_json, ranks, (is_mixed, stays_gathered, reduces_once), self._gathered_bytes
         )
         return graph
 
@@ -296,7 +295,7 @@ class RankedSession(Session):
         # The optimizer's groups hold shards, which do not match whole parameters, so its state is estimated.
         try:
             if self.config.use_static_profiling:
-                return self._shard(self._profiler.trace(model, args, kwargs), *sharding_of(model))
+                return self._shard(self._profiler.trace(model, args, kwargs), sharding_of(model))
             reason = "use_static_profiling is off"
         except ProfileError as error:
             reason = str(error)

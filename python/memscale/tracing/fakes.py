@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from ..model.shards import gathered_layout, is_shard
+from ..model.shards import Gathered
 
 __all__ = ["Twins", "Whole", "copy_of_storage", "fake_view", "foreach_as_for", "tensors_in"]
 
@@ -27,12 +27,12 @@ class Twins:
     """Makes fake twins. A tensor always gets the same twin.
 
     Args:
-        gathered: if FSDP gathers the model's parameters, the types that it casts them to, by their identities; their
-            twins are as gathered. Without it, twins of parts are parts.
+        gathered: the parameters that FSDP divides, by their identities; their twins are as gathered. Twins of other
+            parts are parts.
     """
 
-    def __init__(self, gathered: dict[int, torch.dtype] | None = None) -> None:
-        self._gathered_types = gathered
+    def __init__(self, gathered: Mapping[int, Gathered] | None = None) -> None:
+        self._gathered_as = gathered or {}
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._twins: dict[int, torch.Tensor] = {}
         self._originals: list[torch.Tensor] = []  # kept alive, so that their ids stay unique
@@ -49,15 +49,16 @@ class Twins:
         return twin
 
     def _made(self, tensor: torch.Tensor) -> torch.Tensor:
-        if self._gathered_types is not None and is_shard(tensor):
-            return self._gathered(tensor, self._gathered_types.get(id(tensor), tensor.dtype))
+        gathered = self._gathered_as.get(id(tensor))
+        if gathered is not None:
+            return self._gathered(tensor, gathered)
         # A tensor of the caller's graph becomes a leaf, so that backward stops here.
         source = tensor if tensor.is_leaf else tensor.detach().requires_grad_(tensor.requires_grad)
         return self.mode.from_tensor(source)
 
-    def _gathered(self, shard: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def _gathered(self, shard: torch.Tensor, gathered: Gathered) -> torch.Tensor:
         """The twin of a parameter that FSDP has gathered and cast, of which `shard` is one rank's part."""
-        layout = gathered_layout(shard)
+        layout, dtype = gathered
         with self.mode:
             if layout is None:
                 whole = torch.empty(shard.shape, dtype=dtype, device=shard.device)

@@ -188,7 +188,7 @@ class MemoryProfiler:
         from ..model.isolation import isolated
         from ..model.optimizers import have_8bit_moments, made_state_bytes, to_trace
         from ..model.reach import Reach
-        from ..model.shards import computing_types, has_shards
+        from ..model.shards import gathered_parameters
         from ..techniques.tiles import Tiles
         from .fakes import Twins
         from .static_tracer import StaticTracer, libraries_branch_on_values
@@ -198,7 +198,7 @@ class MemoryProfiler:
         if obstacle is not None:
             raise ProfileError(f"{name} can't be traced without running it: {obstacle}, and a trace would do that too")
         tracer = StaticTracer(name, describe_arguments(args, kwargs))
-        twins = Twins(computing_types(model) if has_shards(model) else None)
+        twins = Twins(gathered_parameters(model))
         tracer.made_state(made_state_bytes(stepping.optimizers, training_device(model)))
         optimizers = stepping.optimizers
         expects_8bit = have_8bit_moments(optimizers) or (not stepping.is_given and self._expects_8bit(model))

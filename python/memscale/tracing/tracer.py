@@ -146,7 +146,7 @@ class LiveTracer(TorchDispatchMode):
         """Reports that an AdamW with 8-bit moments, which is not traced, will step these parameters."""
         for parameter in parameters:
             if parameter.requires_grad:
-                self._trace.expect_adamw(parameter.numel(), 8, parameter.dtype is torch.bfloat16)
+                self._trace.expect_adamw(part_of(parameter).numel(), 8, parameter.dtype is torch.bfloat16)
 
     def resident_buffers(self, buffers: Iterable[torch.Tensor]) -> None:
         """Reports buffers, and tensors that modules hold as plain attributes."""
@@ -451,7 +451,8 @@ class LiveTracer(TorchDispatchMode):
 
         def is_final(parameter: torch.Tensor) -> None:
             if parameter.grad is not None and parameter.grad.layout is torch.strided:
-                trace.final(parameter.grad.untyped_storage()._cdata)
+                for storage in _storages(parameter.grad):
+                    trace.final(storage._cdata)
 
         return [p.register_post_accumulate_grad_hook(is_final) for p in parameters if p.requires_grad and p.is_leaf]
 

@@ -114,7 +114,7 @@ static void fsdp_divides_what_stays_and_gathers_what_runs(void **state)
     uint64_t moved_bytes = 2 * LAYERS * layer_bytes + root_bytes + model_bytes;
     assert_int_equal(f->share.sent_bytes, moved_bytes * 7 / 8);
     assert_int_equal(f->share.exchange_ns, 0); /* nobody knows the rate between these machines */
-    assert_false(f->config.enable_offloading);
+    assert_true(f->config.enable_offloading);
     assert_int_equal(gradients_of(f->graph), root_bytes + LAYERS * layer_bytes / 8);
     closed(f);
 }
@@ -126,7 +126,7 @@ static void a_traced_model_is_divided_as_a_predicted_one(void **state)
         fixture *predicted = opened(NULL), *traced = opened(NULL);
         uint32_t stages = stays ? 2 : 1;
         apply(predicted, (ms_cluster){.ranks = 4 * stages, .stages = stages, .parallelism = MS_PARALLELISM_FSDP});
-        ms_sharding sharding = {.copies = 4, .stays_gathered = stays};
+        ms_sharding sharding = {.copies = 4, .stays_gathered = stays, .reduces_once = stays};
         uint64_t gathered_bytes = 0, again_bytes;
         ms_error err;
         assert_ms_ok(ms_cluster_shard(&sharding, traced->graph, traced->hardware, &gathered_bytes, &err), err);
@@ -145,6 +145,24 @@ static void a_traced_model_is_divided_as_a_predicted_one(void **state)
         closed(traced);
         closed(other_shape);
     }
+}
+
+/* reshard_after_forward=False: all parameters beside a layer's gradients, twice; what stays is divided. */
+static void parameters_that_stay_gathered_count_whole(void **state)
+{
+    (void)state;
+    fixture *resharded = opened(NULL), *stays = opened(NULL);
+    ms_sharding sharding = {.copies = 4};
+    uint64_t before_bytes = 0, gathered_bytes = 0;
+    ms_error err;
+    assert_ms_ok(ms_cluster_shard(&sharding, resharded->graph, resharded->hardware, &before_bytes, &err), err);
+    sharding.stays_gathered = true;
+    assert_ms_ok(ms_cluster_shard(&sharding, stays->graph, stays->hardware, &gathered_bytes, &err), err);
+    assert_int_equal(gathered_bytes, model_bytes + 2 * layer_bytes);
+    assert_true(before_bytes < gathered_bytes);
+    assert_int_equal(gradients_of(stays->graph), gradients_of(resharded->graph));
+    closed(resharded);
+    closed(stays);
 }
 
 static void more_ranks_take_less_each(void **state)
@@ -283,6 +301,7 @@ int main(void)
         cmocka_unit_test(ddp_adds_its_buckets),
         cmocka_unit_test(fsdp_divides_what_stays_and_gathers_what_runs),
         cmocka_unit_test(a_traced_model_is_divided_as_a_predicted_one),
+        cmocka_unit_test(parameters_that_stay_gathered_count_whole),
         cmocka_unit_test(more_ranks_take_less_each),
         cmocka_unit_test(links_and_hosts_are_those_of_the_card),
         cmocka_unit_test(a_stage_under_fsdp_stays_gathered),

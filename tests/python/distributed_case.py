@@ -39,9 +39,13 @@ def distribute(model: nn.Sequential, kind: str) -> nn.Module:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     types = (torch.bfloat16, torch.float32, torch.float32) if kind == "mixed" else ()
     policy = MixedPrecisionPolicy(*types)
-    for layer in model:
-        fully_shard(layer, mesh=mesh, mp_policy=policy)
-    fully_shard(model, mesh=mesh, mp_policy=policy)
+    reshards = None if kind != "stays" else False
+    for layer in model if kind != "one_group" else ():
+        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshards)
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=reshards)
+    if kind == "stays":
+        with torch.no_grad():
+            model(batch(0))  # an evaluation leaves everything gathered
     return model
 
 
@@ -231,6 +235,8 @@ def main() -> None:
         compare("ddp", 2, True)
         compare("fsdp", 1, False)
         compare("fsdp", 1, True)
+        compare("one_group", 1, False)
+        compare("stays", 1, False)
         compare("fsdp", 1, False, rows=60_000, enable_checkpointing=False)
         shards()
         mixed()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,7 +134,8 @@ def loss_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 class Rank:
     """One rank's part of the model and its step."""
 
-    def __init__(self, case: Case, path: str) -> None:
+    def __init__(self, case: Case, path: str, prepare: Callable[[Stage], Any] = lambda stage: None) -> None:
+        """`prepare` is called before the layers are divided."""
         from transformers import AutoConfig, LlamaForCausalLM
 
         self.case = case
@@ -145,6 +147,7 @@ class Rank:
         self.number = mesh["stage"].get_local_rank()
         ends = split_of(len(whole.model.layers), case.stages)
         self.stage = Stage(whole, ends[self.number], ends[self.number + 1])
+        prepare(self.stage)
         if case.tensor > 1:
             tensor_parallel(self.stage, mesh["tensor"], case.by_sequence)
         if case.data > 1:

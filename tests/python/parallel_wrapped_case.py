@@ -46,10 +46,18 @@ def digest_of(tensors: Any) -> str:
 def train(name: str, path: str, options: dict[str, Any] | None) -> tuple[list[str], dict[str, Any]]:
     """Digests of the gradients of each step and of the parameters after the last, and what memscale did."""
     torch.manual_seed(0)
-    rank = Rank(CASES[name], path)
+
+    def wrap(stage: torch.nn.Module) -> None:
+        if options is not None:
+            memscale.wrap(stage, memscale.Config(enable_logging=False, **options))
+
+    case = CASES[name]
+    # Wrapped before layers are divided, else after. While stages are made, other ranks' layers live here too.
+    is_first = options is not None and "memory_budget_gb" in options and case.stages == 1
+    rank = Rank(case, path, wrap) if is_first else Rank(case, path)
     model, did = rank.stage, {}
-    if options is not None:
-        memscale.wrap(model, memscale.Config(enable_logging=False, **options))
+    if not is_first:
+        wrap(model)
     seen, peaks = [], []
     for _ in range(STEPS):
         rank.step()

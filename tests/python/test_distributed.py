@@ -53,21 +53,21 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[list[Any
 
 
 def test_gradients_and_parameters_are_those_of_the_unwrapped_distributed_run(trained: Any) -> None:
-    assert trained["equal"] == [[True] * 5] * 2
+    assert trained["equal"] == [[True] * 7] * 2
     for rank in trained["recomputed"]:
-        assert all(rank[:4])
+        assert all(rank[:6])
 
 
 def test_every_rank_follows_the_same_plan(trained: Any) -> None:
     first, second = trained["plan"]
-    assert len(first) == 5
+    assert len(first) == 7
     assert first == second
     assert any(entry["technique"] != "keep" for entry in json.loads(first[0])["entries"])
 
 
 def test_saved_tensors_move_where_parameters_are_sharded_and_gathered_parameters_stay(trained: Any) -> None:
     for rank in trained["moved"]:
-        stored_bytes, fetched_bytes = rank[4]
+        stored_bytes, fetched_bytes = rank[6]
         assert stored_bytes == fetched_bytes > 0  # FSDP gathers a weight anew, so a stored one would not be fetched
 
 

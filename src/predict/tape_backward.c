@@ -86,6 +86,15 @@ static bool equal_shapes(const ms__shape *a, const ms__shape *b)
     return equal;
 }
 
+/* Autograd completes a parameter's gradient as soon as it has arrived; if more arrives later, the last mark counts. */
+static void mark_final(ms__tape *tape, int32_t edge)
+{
+    if (tape->rc == MS_OK && edge <= -2 && *slot_of(tape, edge, 0) != 0) {
+        uint64_t key = ms__key_of(tape, *slot_of(tape, edge, 0));
+        ms__fail_tape(tape, ms_trace_final(tape->trace, key, tape->err));
+    }
+}
+
 /* A broadcast operand, or one of fewer dimensions, gets the sum of the gradient. */
 static void sum_to(ms__tape *tape, ms__value *gradient, const ms__shape *shape)
 {
@@ -378,16 +387,23 @@ static void run_function(ms__tape *tape, size_t index)
         const ms__save_of *save = &function.saves[i];
         ms__fail_tape(tape, ms_trace_dropped(tape->trace, save->trace_node, save->serial, tape->err));
     }
+    uint64_t key = at.out[0] != 0 ? ms__key_of(tape, at.out[0]) : 0;
+    /* torch's product has its bias first, and its input passes a view, whose turn is after the parameters'. */
+    bool biased = function.kind == MS__D_LINEAR && function.edges[MS__EDGES - 1] != MS__NO_FUNCTION;
+    for (int edge = biased ? 1 : 0; edge < MS__EDGES; edge++) {
+        add_gradient(tape, function.edges[edge], function.kind == MS__D_PART ? function.part : 0, at.out[edge]);
+    }
+    for (int i = 0; i < MS__EDGES; i++) {
+        mark_final(tape, function.edges[function.kind == MS__D_LINEAR ? MS__EDGES - 1 - i : i]);
+    }
+    if (biased) {
+        add_gradient(tape, function.edges[0], 0, at.out[0]);
+    }
     if (function.kind != MS__D_LOSS && function.head != 0 && tape->rc == MS_OK) {
-        uint64_t key = ms__key_of(tape, at.out[0]);
         ms__fail_tape(tape, ms_trace_loss_backward_end(tape->trace, function.head, key, tape->err));
     }
     if (function.product != 0 && tape->rc == MS_OK) {
-        uint64_t key = ms__key_of(tape, at.out[0]);
         ms__fail_tape(tape, ms_trace_head_backward_end(tape->trace, function.product, key, tape->err));
-    }
-    for (int edge = 0; edge < MS__EDGES; edge++) {
-        add_gradient(tape, function.edges[edge], function.kind == MS__D_PART ? function.part : 0, at.out[edge]);
     }
 }
 

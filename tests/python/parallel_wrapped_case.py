@@ -52,8 +52,8 @@ def train(name: str, path: str, options: dict[str, Any] | None) -> tuple[list[st
             memscale.wrap(stage, memscale.Config(enable_logging=False, **options))
 
     case = CASES[name]
-    # Wrapped before layers are divided, else after. While stages are made, other ranks' layers live here too.
-    is_first = options is not None and "memory_budget_gb" in options and case.stages == 1
+    # Wrapped before layers are divided, else after: what lives at the wrap counts, other ranks' parts too.
+    is_first = options is not None and "memory_budget_gb" in options and case.stages == case.data == 1
     rank = Rank(case, path, wrap) if is_first else Rank(case, path)
     model, did = rank.stage, {}
     if not is_first:

@@ -11,7 +11,6 @@ import gc
 from typing import TYPE_CHECKING
 
 from .. import _core
-from ..base.walk import stored_tensors
 from .shards import has_shards
 
 if TYPE_CHECKING:
@@ -70,6 +69,7 @@ def state_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     """The tensors that hold an optimizer's state, of wrappers (DTensor, quantized moments) those inside; none before
     its first step."""
     from ..base.arguments import plain_tensors
+    from ..base.walk import stored_tensors
 
     kept = getattr(optimizer, "state", {})
     return [inner for state in kept.values() for tensor in plain_tensors(state) for inner in stored_tensors(tensor)]

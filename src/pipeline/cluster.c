@@ -289,6 +289,15 @@ static void hold(const ms_graph *graph, ms_hardware *hardware, uint64_t bytes)
     *baseline = ms__add_sat(*baseline > 0 ? *baseline : ms__baseline_with_model(hardware, graph), bytes);
 }
 
+/* FSDP gathers a layer's parameters for its own backward. A chain would be replayed before those of its lower layers
+ * are there. */
+static void unchain(ms_graph *graph)
+{
+    for (uint32_t i = 0; i < graph->node_count; i++) {
+        graph->nodes[i].flags &= ~(uint32_t)MS_NODE_CHAINED;
+    }
+}
+
 /* What the copies of a part hold of it. */
 static void share_copies(const ms_cluster *cluster, ms_graph *graph, ms_cluster_share *share)
 {
@@ -334,6 +343,7 @@ int ms_cluster_shard(const ms_sharding *sharding, ms_graph *graph, ms_hardware *
     uint64_t whole_bytes = throughout ? gathered_throughout(sharding, graph) : 0;
     ms_cluster_share share = {0};
     share_copies(&cluster, graph, &share);
+    unchain(graph);
     uint64_t gathered = ms__max_u64(share.gathered_bytes, whole_bytes);
     hold(graph, hardware, ms__sub_sat(gathered, *gathered_bytes));
     *gathered_bytes = ms__max_u64(gathered, *gathered_bytes);
@@ -351,6 +361,9 @@ int ms_cluster_apply(const ms_cluster *cluster, ms_graph *graph, ms_hardware *ha
     share_copies(cluster, graph, share);
     if (or_one(cluster->tensor_ranks) > 1) {
         ms_pipeline_in_parts(config);
+    }
+    if (cluster->parallelism == MS_PARALLELISM_FSDP) {
+        unchain(graph);
     }
     price(cluster, graph, hardware, share);
     hold(graph, hardware, share->gathered_bytes);

@@ -83,19 +83,27 @@ void ms_ext_identity_add(ms_identity_set *set, PyObject *tensor)
 
 /* ---- the residents of an execution ------------------------------------------------------ */
 
-PyObject *ms_ext_set_residents(PyObject *self, PyObject *tensors)
+static int add_all(ms_identity_set *set, PyObject *tensors)
 {
     if (!PyList_Check(tensors)) {
         PyErr_SetString(PyExc_TypeError, "residents: a list of tensors");
-        return NULL;
+        return -1;
     }
-    ms_identity_set set = {0};
     Py_ssize_t count = PyList_Size(tensors);
-    if (ms_ext_identity_reset(&set, (size_t)count) != 0) {
-        return NULL;
+    if (ms_ext_identity_reserve(set, (size_t)count) != 0) {
+        return -1;
     }
     for (Py_ssize_t i = 0; i < count; i++) {
-        ms_ext_identity_add(&set, PyList_GetItem(tensors, i));
+        ms_ext_identity_add(set, PyList_GetItem(tensors, i));
+    }
+    return 0;
+}
+
+PyObject *ms_ext_set_residents(PyObject *self, PyObject *tensors)
+{
+    ms_identity_set set = {0};
+    if (add_all(&set, tensors) != 0) {
+        return NULL;
     }
     ms_free(ms_ext_execution_of(self)->residents.items);
     ms_ext_execution_of(self)->residents = set;
@@ -104,17 +112,8 @@ PyObject *ms_ext_set_residents(PyObject *self, PyObject *tensors)
 
 PyObject *ms_ext_add_residents(PyObject *self, PyObject *tensors)
 {
-    if (!PyList_Check(tensors)) {
-        PyErr_SetString(PyExc_TypeError, "residents: a list of tensors");
+    if (add_all(&ms_ext_execution_of(self)->residents, tensors) != 0) {
         return NULL;
-    }
-    ms_identity_set *set = &ms_ext_execution_of(self)->residents;
-    Py_ssize_t count = PyList_Size(tensors);
-    if (ms_ext_identity_reserve(set, (size_t)count) != 0) {
-        return NULL;
-    }
-    for (Py_ssize_t i = 0; i < count; i++) {
-        ms_ext_identity_add(set, PyList_GetItem(tensors, i));
     }
     Py_RETURN_NONE;
 }

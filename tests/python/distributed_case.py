@@ -101,7 +101,7 @@ def budgets() -> None:
     memscale.detach(model)
 
 
-class _Kept(logging.Handler):
+class Kept(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.texts: list[str] = []
@@ -113,7 +113,7 @@ class _Kept(logging.Handler):
 def shards() -> None:
     """Sharded models without a sample are planned at the first forward, within the budget."""
     expected = train(net(), "fsdp")
-    logger, kept = logging.getLogger("memscale"), _Kept()
+    logger, kept = logging.getLogger("memscale"), Kept()
     logger.addHandler(kept)
     logger.setLevel(logging.WARNING)
     for what, options in (("comfortable", {}), ("tight", {"memory_budget_gb": 0.01})):

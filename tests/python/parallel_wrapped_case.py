@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from distributed_case import Kept
 from parallel_case import CASES, Rank
 from torch.distributed.tensor.parallel import loss_parallel
 
@@ -25,17 +26,8 @@ STEPS = 3
 LEFT_BEHIND_BYTES = 40_000_000
 
 
-class Kept(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.texts: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(record.getMessage())
-
-
 def digest_of(tensors: Any) -> str:
-    """Of this rank's parts. Copies of the tensors would count in the next run's budget."""
+    """A hash of this rank's parts. Kept tensors would count in the next run's budget; a hash takes nothing."""
     parts = (tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors)
     digest = hashlib.sha256()
     for part in parts:
@@ -79,7 +71,7 @@ def train(name: str, path: str, options: dict[str, Any] | None) -> tuple[list[st
 def judge(name: str, path: str) -> dict[str, Any]:
     expected, _ = train(name, path, None)
     found, smallest = train(name, path, {"force_optimize": True})
-    # What a run leaves behind in this process (gloo's buffers, libraries) counts in the next one.
+    # A run leaves gloo's buffers and libraries behind in this process. They count in the next run.
     budget = json.loads(smallest["plan"])["predicted"]["peak_bytes"] + LEFT_BEHIND_BYTES
     found_within, within = train(name, path, {"memory_budget_gb": budget / 1e9})
     return {

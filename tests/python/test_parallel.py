@@ -80,7 +80,7 @@ def test_a_rank_takes_what_is_predicted(tmp_path: Path, ranks: int) -> None:
 
 
 def wrapped(folder: Path, names: list[str]) -> dict[str, list[dict[str, Any]]]:
-    """What each rank says of its wrapped runs, by case."""
+    """The results of the wrapped runs, by case: one for each rank."""
     here, config, ranks = Path(__file__).parent, config_in(folder), CASES[names[0]].ranks
     run_python(
         here / "forked_ranks.py", str(ranks), here / "parallel_wrapped_case.py", config, folder, *names, check=True

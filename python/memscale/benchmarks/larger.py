@@ -25,7 +25,7 @@ BUDGETS_GB = {"llama-3b": 6.0, "gpt2-xl": 4.0, "llama-7b-lora": 5.0, "llama-lora
 DEFAULT = ("llama-3b", "gpt2-xl")
 LEARNING_RATE, ADAPTERS_LEARNING_RATE = 1e-5, 1e-3
 _STATE_BYTES = 8
-"""Of a trained weight: AdamW's two moments in fp32."""
+"""A trained weight has two moments in fp32."""
 _FLOPS_PER_WEIGHT, _FLOPS_PER_TRAINED_WEIGHT = 4, 2
 """For each token: the forward's and the input's gradient; the weight's gradient."""
 

@@ -80,7 +80,6 @@ class RankedSession(Session):
         self._own_disk = dict(super().disk)
         self._own_hardware, self._own_config = self.hardware_json, self.config_json
         self._members = list(range(self._channel.world))  # the ranks that share this rank's plan, in order
-        self._documents: dict[int, tuple[str, str]] = {}  # of each member
         self._in_parts = False  # whether layers are divided among ranks
         try:
             self._find_same_model(model)
@@ -118,21 +117,22 @@ class RankedSession(Session):
         digest = digest_of_names(model)
         self._send_documents("documents", digest)
         said = {rank: self._channel.receive_json(f"documents/{rank}") for rank in self._members}
-        self._members = [rank for rank, (_, _, theirs) in said.items() if theirs == digest]
-        self._documents = {rank: (said[rank][0], said[rank][1]) for rank in self._members}
-        self._agree_on_documents()
+        self._agree_on(
+            {rank: (hardware, config) for rank, (hardware, config, theirs) in said.items() if theirs == digest}
+        )
 
     def _send_documents(self, key: str, more: Any) -> None:
         self._channel.send(f"{key}/{self._channel.rank}", json.dumps([self._own_hardware, self._own_config, more]))
 
-    def _agree_on_documents(self) -> None:
+    def _agree_on(self, documents: dict[int, tuple[str, str]]) -> None:
+        """From now on the ranks that sent these documents share a plan."""
         self._gathered_bytes = 0
-        self.hardware_json, config = _core.ranks_agree(
-            [self._documents[rank] for rank in self._members], self._channel.local_world
-        )
+        self._members = sorted(documents)
+        pairs = [documents[rank] for rank in self._members]
+        self.hardware_json, config = _core.ranks_agree(pairs, self._channel.local_world)
         self.config_json = self._planned_for = _core.config_in_parts(config) if self._in_parts else config
 
-    def _exchange_documents(self, key: str, partners: set[int]) -> None:
+    def _exchange_documents(self, key: str, partners: set[int]) -> dict[int, tuple[str, str]]:
         """With the ranks that begin the same forward, on each of them, and with these ranks' partners in turn."""
         self._send_documents(key, sorted(partners))
         found: dict[int, tuple[str, str]] = {}
@@ -141,7 +141,7 @@ class RankedSession(Session):
                 hardware, config, theirs = self._channel.receive_json(f"{key}/{rank}")
                 found[rank] = hardware, config
                 partners = partners | set(theirs)
-        self._documents, self._members = found, sorted(found)
+        return found
 
     def _meet(self, model: torch.nn.Module) -> None:
         """At the first training forward: finds out who shares the plan, and counts what this process holds by now.
@@ -150,9 +150,9 @@ class RankedSession(Session):
         allocated_bytes = kind_of(self._device).allocated_bytes(self._device)
         self._own_hardware = _core.hardware_grow_process(self._own_hardware, self._bucket_bytes, allocated_bytes)
         before, alike = self._members, set() if is_pipeline_stage() else set(self._members)
-        self._exchange_documents("first_forward", {self._channel.rank} | alike | partners_of(model))
+        found = self._exchange_documents("first_forward", {self._channel.rank} | alike | partners_of(model))
         self._in_parts = computes_in_parts(model)
-        self._agree_on_documents()
+        self._agree_on(found)
         self._plans.clear()
         if self._in_parts or self._is_sharded:
             self._forget_traces()  # a sample was traced before layers were divided, or counted what is gathered
@@ -173,8 +173,7 @@ class RankedSession(Session):
         self._in_force = self._wanted = None
         if self._is_measured:  # else _meet() follows
             self._moves += 1
-            self._exchange_documents(f"moved/{self._moves}", set(self._members))
-            self._agree_on_documents()
+            self._agree_on(self._exchange_documents(f"moved/{self._moves}", set(self._members)))
 
     @property
     def disk(self) -> Mapping[str, Any]:
@@ -325,7 +324,7 @@ class RankedSession(Session):
     # -- agreement ---------------------------------------------------------------------------
 
     def _plan_key(self, before: int = 0) -> str:
-        """Of the message about the next forward, or one that many `before` it."""
+        """The key of the message about the next forward, or about the one that many forwards `before` it."""
         return f"plan/{self._members[0]}/{self._forwards - before}"
 
     def agree(self, plan: Any) -> Any:

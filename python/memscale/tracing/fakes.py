@@ -110,7 +110,7 @@ class Twins:
 
 
 class Whole(NamedTuple):
-    """What is known of a tensor that is divided among ranks, beside this rank's part of it."""
+    """A tensor that is divided among ranks, without this rank's part of it."""
 
     kind: Any
     mesh: Any

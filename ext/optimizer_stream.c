@@ -248,6 +248,16 @@ static PyObject *stats(PyObject *self, PyObject *args)
                          "stall_ns", (unsigned long long)s.stall_ns);
 }
 
+static PyObject *set_buffers(PyObject *self, PyObject *number)
+{
+    uint64_t bytes;
+    if (ms_ext_u64(number, "bytes", &bytes) != 0) {
+        return NULL;
+    }
+    MS_EXT_UNLOCKED(ms_optimizer_stream_set_buffers(stream_of(self), bytes));
+    Py_RETURN_NONE;
+}
+
 static PyObject *is_inherited(PyObject *self, PyObject *args)
 {
     (void)args;
@@ -315,6 +325,8 @@ static PyMethodDef stream_methods[] = {
                   "Waits for writes; raises the first failure of the round."),
     MS_EXT_METHOD("stats", stats, METH_NOARGS, "/", "() -> dict[str, int]",
                   "Keys: disk_bytes, resident_bytes, peak_resident_bytes, written_bytes, read_bytes, stall_ns."),
+    MS_EXT_METHOD("set_buffers", set_buffers, METH_O, "bytes, /", "(int) -> None",
+                  "Sets the bytes of the buffers that states pass through; 0: as few as possible."),
     MS_EXT_METHOD("is_inherited", is_inherited, METH_NOARGS, "/", "() -> bool",
                   "Whether the parent process opened the stream, so that it is unusable here."),
     MS_EXT_METHOD("dir", directory, METH_NOARGS, "/", "() -> str", "The file's directory."),

@@ -131,8 +131,9 @@ static PyObject *plan_for_optimizer(PyObject *module, PyObject *args)
     if (ms_ext_check(ms_ext_documents_parse(&d, NULL, NULL, config, plan, &err), &err) == 0) {
         ms_plan_optimizer wanted = ms_plan_for_optimizer(d.plan, &d.config);
         answer =
-            Py_BuildValue("(OOOO)", wanted.state_on_disk ? Py_True : Py_False, wanted.releases ? Py_True : Py_False,
-                          wanted.may_release ? Py_True : Py_False, wanted.state_on_host ? Py_True : Py_False);
+            Py_BuildValue("(OOOOK)", wanted.state_on_disk ? Py_True : Py_False, wanted.releases ? Py_True : Py_False,
+                          wanted.may_release ? Py_True : Py_False, wanted.state_on_host ? Py_True : Py_False,
+                          (unsigned long long)wanted.state_buffer_bytes);
     }
     ms_ext_documents_free(&d);
     return answer;
@@ -376,9 +377,11 @@ static PyMethodDef methods[] = {
                     "The reasons for an entry; entry -1 is the whole plan."),
     MS_EXT_FUNCTION(
         "plan_for_optimizer", plan_for_optimizer, METH_VARARGS, "plan, config, /",
-        "(str | None, str) -> tuple[bool, bool, bool]",
-        "Flags for memscale's own optimizer: keep its state on disk, release gradients, watch whether the loop needs "
-        "them. All false without a plan."),
+        "(str | None, str) -> tuple[bool, bool, bool, bool, int]",
+        "For memscale's own optimizer: keep its state on disk, release gradients, watch whether the loop needs them, "
+        "keep "
+        "the state of a GPU's parameters in host memory, the bytes of the buffers of state on disk (0: as few as "
+        "possible). False and 0 without a plan."),
     MS_EXT_FUNCTION(
         "plan_rehearse", plan_rehearse, METH_VARARGS, "graph, hardware, plan, /",
         "(str, str, str) -> tuple[bool, str, str]",

@@ -36,10 +36,10 @@ extern "C" {
 
 enum {
     MS_OPTIMIZER_CHUNK_BYTES = 4 << 20,
-    /* Chunks in memory at a time. At most ..._AHEAD of them are read ahead; the others are
-     * being computed or written. */
+    /* Chunks in memory at a time, and the most that ms_optimizer_stream_set_buffers() allows. At most half of them are
+     * read ahead; the others are being computed or written. */
     MS_OPTIMIZER_CHUNKS = 8,
-    MS_OPTIMIZER_CHUNKS_AHEAD = 4,
+    MS_OPTIMIZER_CHUNKS_MOST = 256,
     /* The state of smaller tensors is not worth a transfer: the caller keeps it. */
     MS_OPTIMIZER_STREAM_LEAST_ELEMENTS = 16384,
     /* State in host memory passes through this many buffers of a GPU, each of this size: one is filled, one is
@@ -101,6 +101,12 @@ MS_API bool ms_optimizer_stream_is_inherited(const ms_optimizer_stream *stream);
 /* Bytes of each array of the whole state; 0 for arrays that it lacks. */
 MS_API int ms_optimizer_stream_part_bytes(ms_optimizer_stream *stream, uint64_t id, uint64_t bytes[MS_PART_COUNT],
                                           ms_error *err);
+
+/* Sets the bytes of all chunks in memory, as far as MS_OPTIMIZER_CHUNKS and MS_OPTIMIZER_CHUNKS_MOST allow; 0 sets the
+ * fewest. When an update returns, at most half of them are still being written and half are read ahead for the next
+ * updates: the disk works while the caller computes gradients. Does nothing in a child of the process that opened the
+ * stream. */
+MS_API void ms_optimizer_stream_set_buffers(ms_optimizer_stream *stream, uint64_t bytes);
 
 /*
  * A round is begin, one update for each tensor, end. `ids` is the expected order of updates,

@@ -168,6 +168,8 @@ class OptimizerStream:
         """Replaces the state with one in memory; `tensor` as for adamw_step()."""
     def remove(self, id: int, /) -> None:
         """Removes the state."""
+    def set_buffers(self, bytes: int, /) -> None:
+        """Sets the bytes of the buffers that states pass through; 0: as few as possible."""
     def stats(self) -> dict[str, int]:
         """Keys: disk_bytes, resident_bytes, peak_resident_bytes, written_bytes, read_bytes, stall_ns."""
     def update(
@@ -790,9 +792,10 @@ def plan_evaluation(config: str, before_bytes: int, peak_bytes: int, rows: int, 
 def plan_explain(plan: str, entry: int, /) -> str:
     """The reasons for an entry; entry -1 is the whole plan."""
 
-def plan_for_optimizer(plan: str | None, config: str, /) -> tuple[bool, bool, bool]:
-    """Flags for memscale's own optimizer: keep its state on disk, release gradients, watch whether the loop needs
-    them. All false without a plan.
+def plan_for_optimizer(plan: str | None, config: str, /) -> tuple[bool, bool, bool, bool, int]:
+    """For memscale's own optimizer: keep its state on disk, release gradients, watch whether the loop needs them, keep
+    the state of a GPU's parameters in host memory, the bytes of the buffers of state on disk (0: as few as
+    possible). False and 0 without a plan.
     """
 
 def plan_intent(hardware: str, config: str, model: str, parameter_bytes: int, /) -> str:

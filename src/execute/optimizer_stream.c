@@ -9,6 +9,7 @@
 
 #include "base/array.h"
 #include "base/thread.h"
+#include "base/units.h"
 #include "execute/state_record.h"
 #include "execute/state_tensor.h"
 #include "hardware/probe.h"
@@ -94,6 +95,7 @@ int ms_optimizer_stream_open(const ms_optimizer_stream_options *options, ms_opti
         return rc;
     }
     made->slots.engine = made->engine;
+    made->slots.slot_count = MS_OPTIMIZER_CHUNKS;
     ms__mutex_init(&made->lock);
     *stream = made;
     return MS_OK;
@@ -205,6 +207,15 @@ int ms_optimizer_stream_part_bytes(ms_optimizer_stream *stream, uint64_t id, uin
     }
     stream_leave(stream);
     return state != NULL ? MS_OK : MS_EINVAL;
+}
+
+void ms_optimizer_stream_set_buffers(ms_optimizer_stream *stream, uint64_t bytes)
+{
+    uint64_t count = ms__max_u64(bytes / MS_OPTIMIZER_CHUNK_BYTES, MS_OPTIMIZER_CHUNKS);
+    if (stream_enter(stream, NULL) == MS_OK) {
+        stream->slots.slot_count = (uint32_t)ms__min_u64(count, MS_OPTIMIZER_CHUNKS_MOST);
+        stream_leave(stream);
+    }
 }
 
 /* ---- reading ahead ------------------------------------------------------------------- */

@@ -94,7 +94,7 @@ int ms__state_store(ms__state_slots *s, ms__state_slot *slot, ms_error *err)
 int ms__state_save_rest(ms__state_slots *s, ms_error *err)
 {
     int rc = MS_OK;
-    for (int i = 0; rc == MS_OK && i < MS_OPTIMIZER_CHUNKS; i++) {
+    for (int i = 0; rc == MS_OK && i < MS_OPTIMIZER_CHUNKS_MOST; i++) {
         if (s->slots[i].state == MS__SLOT_UNSAVED) {
             rc = state_slot_store_again(s, &s->slots[i], err);
         }
@@ -108,9 +108,10 @@ int ms__state_save_rest(ms__state_slots *s, ms_error *err)
 static ms__state_slot *state_slot_oldest(ms__state_slots *s, ms__state_place state)
 {
     ms__state_slot *found = NULL;
-    for (int i = 0; i < MS_OPTIMIZER_CHUNKS; i++) {
+    for (int i = 0; i < MS_OPTIMIZER_CHUNKS_MOST; i++) {
         ms__state_slot *slot = &s->slots[i];
-        if (slot->state == state && (found == NULL || slot->began < found->began)) {
+        bool is_in_use = (uint32_t)i < s->slot_count || state != MS__SLOT_FREE;
+        if (slot->state == state && is_in_use && (found == NULL || slot->began < found->began)) {
             found = slot;
         }
     }
@@ -191,7 +192,7 @@ bool ms__state_read_ahead(ms__state_slots *s, ms__state_chunk *chunk, int *rc, m
     if (chunk->slot != NULL || chunk->ticket == 0) {
         return true;
     }
-    if (s->ahead_count >= MS_OPTIMIZER_CHUNKS_AHEAD) {
+    if (s->ahead_count >= s->slot_count / 2) {
         return false;
     }
     ms__state_slot *slot = state_slot_take_written(s, rc, err);
@@ -304,7 +305,7 @@ static void state_slot_unmap(ms__state_slots *s, ms__state_slot *slot)
 int ms__state_rest(ms__state_slots *s, ms_error *err)
 {
     int rc = MS_OK;
-    for (int i = 0; i < MS_OPTIMIZER_CHUNKS; i++) {
+    for (int i = 0; i < MS_OPTIMIZER_CHUNKS_MOST; i++) {
         ms__state_slot *slot = &s->slots[i];
         if (slot->state == MS__SLOT_STORING) {
             int ended = state_slot_settle(s, slot, rc == MS_OK ? err : NULL);
@@ -323,7 +324,7 @@ int ms__state_rest(ms__state_slots *s, ms_error *err)
 
 void ms__state_close(ms__state_slots *s, bool is_hung)
 {
-    for (int i = 0; i < MS_OPTIMIZER_CHUNKS; i++) {
+    for (int i = 0; i < MS_OPTIMIZER_CHUNKS_MOST; i++) {
         bool is_moving = s->slots[i].state == MS__SLOT_STORING || s->slots[i].state == MS__SLOT_FETCHING;
         if (!(is_hung && is_moving)) {
             state_slot_unmap(s, &s->slots[i]);

@@ -42,7 +42,8 @@ typedef struct ms__state_slot {
 
 typedef struct ms__state_slots {
     ms_offload *engine;
-    ms__state_slot slots[MS_OPTIMIZER_CHUNKS];
+    ms__state_slot slots[MS_OPTIMIZER_CHUNKS_MOST];
+    uint32_t slot_count;  /* of these are in use; slots beyond may still hold what could not be written */
     uint32_t ahead_count; /* slots FETCHING */
     uint64_t clock;
     uint64_t stall_ns;

@@ -6,7 +6,7 @@
 
 #include "base/units.h"
 #include "pipeline/pipeline_internal.h"
-#include "sim/sim.h"
+#include "sim/step_options.h"
 
 enum { WINDOWS = 9, HALVINGS = 4, GAIN_PART = 64, SOURCE_MOST = 100 + MS_PATH_MAX, LINE_MOST = 300 + SOURCE_MOST };
 
@@ -20,7 +20,8 @@ static const uint64_t tolerated_bytes = 16000000, between_looks_bytes = 24000000
 enum { HANDLED_PS = 40 };
 
 typedef struct window_choice {
-    uint64_t window_bytes, step_ns, moved_ns;
+    uint64_t window_bytes, step_ns;
+    uint64_t moved_ns;   /* the disk's, for parameters, a step */
     uint64_t handled_ns; /* the processor's, a step */
     bool from_cache; /* the system's page cache can hold the rest */
 } window_choice;
@@ -69,7 +70,9 @@ static int try_window(const ms_graph *graph, const ms_hardware *hardware, const 
     }
     int rc = ms__pipeline_plan(graph, &with, config, &plan, err);
     if (rc == MS_OK) {
-        choice->step_ns = ms__max_u64(ms__add_sat(plan->replay.step_ns, choice->handled_ns), choice->moved_ns);
+        bool state_moves = plan->step_options[MS_STEP_STATE_ON_DISK].chosen;
+        uint64_t disk_ns = ms__add_sat(choice->moved_ns, state_moves ? ms__state_moving_ns(&graph->loop, hardware) : 0);
+        choice->step_ns = ms__max_u64(ms__add_sat(plan->replay.step_ns, choice->handled_ns), disk_ns);
         rc = plan->over_target && choice->window_bytes > streaming->least_bytes ? MS_EINFEASIBLE : MS_OK;
     }
     ms_plan_free(plan);

@@ -133,18 +133,6 @@ void ms__plan_fill_entries(ms__search *search, const ms__variant *chosen, uint64
 
 /* ---- options of the step ---------------------------------------------------------- */
 
-/* The options with one of them toggled; turning it on turns off those it excludes. */
-static uint32_t toggle_option(uint32_t options, uint32_t bit)
-{
-    uint32_t others = options & ~bit;
-    for (uint32_t i = 0; (options & bit) == 0 && i < MS_STEP_OPTION_COUNT; i++) {
-        if (!ms__step_options_agree((others & 1u << i) | bit)) {
-            others &= ~(1u << i);
-        }
-    }
-    return (options & bit) == 0 ? others | bit : others;
-}
-
 void ms__plan_fill_options(ms__search *search, const ms__variant *chosen, ms_plan *plan)
 {
     entry_alternatives a = {search, &search->items[chosen->candidate], chosen->bytes, chosen->bytes, plan};
@@ -153,7 +141,7 @@ void ms__plan_fill_options(ms__search *search, const ms__variant *chosen, ms_pla
     ms__outcome mine = entry_replay(&a, 0, search->scratch[0]);
     for (uint32_t i = 0; i < MS_STEP_OPTION_COUNT; i++) {
         ms_plan_option *option = &plan->step_options[i];
-        uint32_t other = ms__search_find_step(search, toggle_option(options, 1u << i));
+        uint32_t other = ms__search_find_step(search, ms__step_options_toggle(options, i));
         option->chosen = (options & 1u << i) != 0;
         if (other == search->step_count) {
             continue; /* not admitted */

@@ -10,6 +10,7 @@
 #include "plan/explain_internal.h"
 #include "plan/plan_internal.h"
 #include "plan/selections.h"
+#include "sim/step_options.h"
 
 enum { ENTRIES_MOST = 1 << 24 };
 
@@ -161,6 +162,9 @@ char *ms_plan_to_json(const ms_plan *plan)
     put_replay(&writer, root, "unoptimized", &plan->unoptimized);
     if (plan->reserve_bytes > 0) {
         ms__json_put_saturated(&writer, root, "reserve_bytes", plan->reserve_bytes);
+    }
+    if (plan->state_buffer_bytes > 0) {
+        ms__json_put_saturated(&writer, root, "state_buffer_bytes", plan->state_buffer_bytes);
     }
     put_object(&writer, root, "settings", setting_fields, COUNT(setting_fields), plan);
     ms__json_put_u64_or_null(&writer, root, "smallest_budget_bytes",
@@ -346,6 +350,9 @@ static int read_facts(const ms__json_at *root, ms_plan *plan)
         rc = ms__json_u64_or(root, "reserve_bytes", 1, INT64_MAX, 0, &plan->reserve_bytes);
     }
     if (rc == MS_OK) {
+        rc = ms__json_u64_or(root, "state_buffer_bytes", 1, MS__STREAM_BUFFER_MOST_BYTES, 0, &plan->state_buffer_bytes);
+    }
+    if (rc == MS_OK) {
         rc = read_object(root, "settings", setting_fields, COUNT(setting_fields), plan);
     }
     if (rc == MS_OK) {
@@ -356,23 +363,15 @@ static int read_facts(const ms__json_at *root, ms_plan *plan)
 
 static int read_plan(const ms__json_at *root, ms_plan *plan)
 {
-    static const char *const names[] = {"version",
-                                        "model",
-                                        "signature",
-                                        "decision_source",
-                                        "skipped",
-                                        "over_target",
-                                        "assumed",
-                                        "pressure",
-                                        "predicted",
-                                        "unoptimized",
-                                        "reserve_bytes",
-                                        "settings",
-                                        "smallest_budget_bytes",
-                                        "fallback",
-                                        "step_options",
-                                        "explanation",
-                                        "selections",
+    static const char *const names[] = {"version",       "model",
+                                        "signature",     "decision_source",
+                                        "skipped",       "over_target",
+                                        "assumed",       "pressure",
+                                        "predicted",     "unoptimized",
+                                        "reserve_bytes", "state_buffer_bytes",
+                                        "settings",      "smallest_budget_bytes",
+                                        "fallback",      "step_options",
+                                        "explanation",   "selections",
                                         "entries"};
     int rc = ms__json_version(root, 1, 1, NULL);
     if (rc == MS_OK) {

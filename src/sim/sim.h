@@ -226,6 +226,25 @@ typedef struct ms__peak {
     uint32_t node;
 } ms__peak;
 
+/*
+ * Optimizer state on disk. If gradients are released, each update in backward takes its share of these times; see
+ * sim_update.c. Without release all of it comes in the optimizer's phase.
+ */
+typedef struct ms__state_stream {
+    uint64_t update_ns;    /* of the processor, for all parameters */
+    uint64_t moving_ns;    /* of the disk, both ways; 0: no state is on disk */
+    uint64_t writing_ns;   /* the part of it that writes */
+    uint64_t state_bytes;  /* on disk */
+    uint64_t gradient_bytes; /* of all gradients */
+    uint64_t buffer_bytes; /* half of them hold what is written, half what was read ahead */
+    uint64_t layer_bytes;  /* of the layer that has most */
+    /* the running pass */
+    bool is_alone;         /* nothing else uses the disk */
+    uint64_t updated_bytes; /* of the gradients used so far */
+    uint64_t ahead_ns;     /* what the disk has done beyond the last update's need */
+    uint64_t at_ns;        /* the end of the last update */
+} ms__state_stream;
+
 struct ms__sim;
 
 /* For explanations: every pass calls `look` at this `tick` (0: never), and between forward and backward if
@@ -255,6 +274,8 @@ typedef struct ms__sim {
     uint32_t step_copies;      /* parameter copies that the optimizer's step allocates beside its state; 0: its step
                                 * does not go parameter by parameter */
     uint64_t optimizer_ns;
+    ms__state_stream state;
+    uint8_t *released;         /* [graph->storage_count] 1: a gradient that its FREE releases; NULL: none */
     uint32_t profile_count, node_count, instance_count, slot_count, class_count;
     uint32_t replay_base;      /* first instance of recomputations: each node has its own if layers may be recomputed
                                 * as one, else all share them */

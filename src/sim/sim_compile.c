@@ -454,5 +454,6 @@ void ms__sim_free(ms__sim *sim)
     ms_free(sim->io.writes.transfers);
     ms_free(sim->io.reads.transfers);
     ms_graph_free(sim->owned_graph);
+    ms_free(sim->released);
     ms_free(sim);
 }

@@ -1,6 +1,6 @@
 /*
- * Storages, slots and lives of a node, for the three files that replay a step: sim_replay.c runs nodes,
- * sim_again.c recomputes them, and sim_step.c runs a step of them. Tests: tests/c/sim/test_simulate.c.
+ * Storages, slots and lives of a node, for the files that replay a step: sim_replay.c runs nodes,
+ * sim_again.c recomputes them, sim_update.c updates their parameters, and sim_step.c runs a step of them. Tests: tests/c/sim/test_simulate.c.
  */
 #ifndef MS_SIM_SIM_NODES_H
 #define MS_SIM_SIM_NODES_H
@@ -63,13 +63,19 @@ static inline bool ms__sim_runs_short(const ms__sim *sim)
     return !sim->cache.on && !sim->in_full;
 }
 
-/* ---- between the three files ------------------------------------------------------ */
+/* ---- between these files ------------------------------------------------------ */
 
 /* sim_replay.c */
 void ms__sim_run_forward(ms__sim *sim, uint32_t index);
 void ms__sim_run_backward(ms__sim *sim, uint32_t index);
 /* Releases the loss outside the model. */
 void ms__sim_leave_loss(ms__sim *sim);
+
+/* sim_update.c: the updates of state on disk whose gradients are released. The first is called when a pass begins, the
+ * last when its backward has ended. A released gradient that is no such state's costs nothing here. */
+void ms__sim_begin_updates(ms__sim *sim);
+void ms__sim_update(ms__sim *sim, uint32_t instance);
+void ms__sim_end_updates(ms__sim *sim);
 
 /* sim_again.c: in backward, recomputes the tensors that the node's forward did not keep. */
 void ms__sim_run_again(ms__sim *sim, const ms__sim_node *node);

@@ -72,6 +72,7 @@ static void replay_run_op(ms__sim *sim, const ms__sim_node *node, const ms__op *
         ms__sim_begin_life(sim, ms__sim_instance_of(node, op->storage));
         break;
     case MS_EVENT_FREE:
+        ms__sim_update(sim, ms__sim_instance_of(node, op->storage));
         replay_free(sim, ms__sim_instance_of(node, op->storage));
         break;
     case MS_EVENT_DROP:

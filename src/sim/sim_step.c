@@ -153,6 +153,7 @@ static void begin_step(ms__sim *sim)
     sim->tick = 0;
     sim->adding_gradient = MS__NO_INSTANCE;
     memset(sim->peaks, 0, sizeof sim->peaks);
+    ms__sim_begin_updates(sim);
 }
 
 /* The index of the root's last work, whose backward ends the loss. */
@@ -200,7 +201,7 @@ static void run_pass(ms__sim *sim, bool first, uint64_t fixed_bytes, ms_sample *
     if (steps_in_maps(sim)) {
         step_parameters(sim);
     }
-    ms__sim_spend(sim, sim->optimizer_ns);
+    ms__sim_end_updates(sim);
 }
 
 /* ---- a whole run ------------------------------------------------------------------- */
@@ -251,7 +252,9 @@ void ms__sim_run(ms__sim *sim, const ms_choices *choices, ms__outcome *outcome, 
     sim->choices = choices;
     events_replayed += sim->event_count * (choices->ceiling_bytes > 0 ? 2 : 1);
     /* A GPU's slab is in host memory. */
-    uint64_t slab = sim->on_host && moves_anything(sim) ? MS__SLAB_BYTES : 0;
+    bool moves = moves_anything(sim);
+    sim->state.is_alone = !moves;
+    uint64_t slab = sim->on_host && moves ? MS__SLAB_BYTES : 0;
     slab = sim->expects ? ms__slab_expected(slab, choices->offload_min_bytes) : slab;
     outcome->fixed_bytes = ms__add_sat(sim->resident_bytes, slab);
     sim->host_leads = choices->host_leads && !sim->on_host && !sim->expects;

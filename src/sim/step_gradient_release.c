@@ -95,7 +95,7 @@ static int gradient_release_apply(const ms_hardware *hardware, ms__step *step)
     for (uint32_t i = 0; rc == MS_OK && i < graph->storage_count; i++) {
         graph->storages[i].role = freed[i] ? MS_STORAGE_ACTIVATION : graph->storages[i].role;
     }
-    ms_free(freed);
+    step->released = freed;
     step->resident_bytes = ms__add_sat(step->resident_bytes, graph->loop.optimizer_transient_bytes);
     graph->loop.optimizer_transient_bytes = 0;
     return rc;

@@ -53,11 +53,27 @@ uint32_t ms__step_options_admit(const ms__step_case *facts, uint32_t *rules)
 bool ms__step_options_agree(uint32_t options)
 {
     for (uint32_t i = 0; i < MS_STEP_OPTION_COUNT; i++) {
-        if ((options & 1u << i) != 0 && (options & table[i].option->excludes) != 0) {
+        const ms__step_option *option = table[i].option;
+        bool conflicts = (options & option->excludes) != 0 || (options & option->needs) != option->needs;
+        if ((options & 1u << i) != 0 && conflicts) {
             return false;
         }
     }
     return true;
+}
+
+uint32_t ms__step_options_toggle(uint32_t options, uint32_t option)
+{
+    uint32_t bit = 1u << option;
+    bool turns_on = (options & bit) == 0;
+    uint32_t toggled = turns_on ? options | bit | table[option].option->needs : options & ~bit;
+    for (uint32_t i = 0; i < MS_STEP_OPTION_COUNT; i++) {
+        const ms__step_option *other = table[i].option;
+        bool excluded = (other->excludes & bit) != 0 || (table[option].option->excludes & 1u << i) != 0;
+        bool goes = turns_on ? excluded : (other->needs & bit) != 0;
+        toggled &= goes ? ~(1u << i) : ~0u;
+    }
+    return toggled;
 }
 
 ms_exactness ms__step_options_exactness(uint32_t options)
@@ -86,6 +102,12 @@ static int apply_all(const ms_hardware *hardware, uint32_t options, ms__step *st
     return rc;
 }
 
+static void step_discard(ms__step *step)
+{
+    ms_graph_free(step->graph);
+    ms_free(step->released);
+}
+
 int ms__step_sim_new(const ms_graph *graph, const ms_hardware *hardware, uint32_t options, ms__sim **sim, ms_error *err)
 {
     options |= given_options(&graph->loop);
@@ -102,16 +124,18 @@ int ms__step_sim_new(const ms_graph *graph, const ms_hardware *hardware, uint32_
     }
     int rc = step.graph != NULL ? apply_all(hardware, options, &step) : MS_ENOMEM;
     if (rc != MS_OK) {
-        ms_graph_free(step.graph);
+        step_discard(&step);
         return ms_fail(err, rc, "simulator: out of memory for a step of %u nodes", graph->node_count);
     }
     rc = ms__sim_new(step.graph, hardware, &made, err);
     if (rc != MS_OK) {
-        ms_graph_free(step.graph);
+        step_discard(&step);
         return rc;
     }
     made->owned_graph = step.graph;
+    made->released = step.released;
     made->optimizer_ns = step.optimizer_ns;
+    made->state = step.state;
     made->resident_bytes = ms__add_sat(made->resident_bytes, step.resident_bytes);
     for (int tier = 0; tier < MS__TIER_COUNT; tier++) {
         made->held_tier_bytes[tier] = step.tier_bytes[tier];

@@ -17,7 +17,11 @@
 
 /* Buffers of optimizer state on disk: MS_OPTIMIZER_CHUNKS of MS_OPTIMIZER_CHUNK_BYTES. A test compares
  * them. */
-#define MS__STREAM_BUFFER_BYTES ((uint64_t)32 << 20)
+#define MS__STREAM_CHUNK_BYTES ((uint64_t)4 << 20)
+#define MS__STREAM_BUFFER_BYTES (8 * MS__STREAM_CHUNK_BYTES)
+
+/* The most that an option may make of them. */
+#define MS__STREAM_BUFFER_MOST_BYTES ((uint64_t)1 << 30)
 
 /* The same for state in host memory: MS_OPTIMIZER_HOST_BUFFERS of MS_OPTIMIZER_HOST_BUFFER_BYTES on the card,
  * and the temporaries of torch's update of one buffer's parameters, at most as large. */
@@ -46,12 +50,15 @@ enum { MS__STEP_ADMITTED = MS_RULE_COUNT };
 typedef struct ms__step {
     ms_graph *graph;         /* a private copy */
     uint64_t optimizer_ns;   /* of the optimizer's step */
+    ms__state_stream state;  /* on disk; moving_ns 0: none is */
+    uint8_t *released;       /* [storage_count] 1: a gradient that is freed in backward; NULL: none is */
     uint64_t resident_bytes; /* always held on the device, outside hostmem */
     uint64_t tier_bytes[MS__TIER_COUNT]; /* always held on a lower tier, counted against its cap */
 } ms__step;
 
 typedef struct ms__step_option {
     uint32_t excludes; /* bits of options that it can't be combined with */
+    uint32_t needs;    /* bits of options without which it does nothing */
     bool goes_first;   /* applied before the others, because it changes the nodes' programs */
     /* The ms_rule that refuses it, or MS__STEP_ADMITTED. Pure. */
     uint32_t (*judge)(const ms__step_case *facts);
@@ -69,8 +76,18 @@ uint32_t ms__step_options_admit(const ms__step_case *facts, uint32_t *rules);
 /* Whether these options can be combined. */
 bool ms__step_options_agree(uint32_t options);
 
+/* The options with one of them toggled. Turning it on turns on those that it needs and turns off those that exclude it;
+ * turning it off turns off those that need it. */
+uint32_t ms__step_options_toggle(uint32_t options, uint32_t option);
+
 /* The exactness of the least exact one. */
 ms_exactness ms__step_options_exactness(uint32_t options);
+
+/* The time in which the disk reads and writes the state that STATE_ON_DISK moves there. */
+uint64_t ms__state_moving_ns(const ms_loop *loop, const ms_hardware *hardware);
+
+/* The state of the layer that has most, of the part that can lie on disk. */
+uint64_t ms__layer_state_bytes(const ms_graph *graph);
 
 /* Makes the simulator of the graph's step under these options. It keeps pointers into the hardware, and
  * without options into the graph. */

@@ -315,3 +315,72 @@ def test_a_wrap_learns_that_the_optimizer_releases():
     assert '"gradients_released":true' in graph
     assert model._memscale_executor.plan.predicted_peak_bytes < before
     memscale.detach(model)
+
+
+_READING_AHEAD = textwrap.dedent(
+    """
+    import torch, memscale
+    from memscale.optim import AdamW
+
+    torch.set_num_threads(1)
+
+    class Net(torch.nn.Module):
+        # A layer has 67 MB of state, and computes for longer than the disk needs for what the usual buffers hold.
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.layers = torch.nn.ModuleList(
+                torch.nn.Sequential(torch.nn.Linear(2048, 2048), torch.nn.Tanh(), torch.nn.Linear(2048, 2048))
+                for _ in range(3)
+            )
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = torch.tanh(layer(x))
+            return x.square().mean()
+
+    def train(model, optimizer, steps):
+        losses = []
+        for step in range(steps):
+            torch.manual_seed(step)
+            loss = model(torch.randn(512, 2048))
+            losses.append(loss.item())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return losses, list(model.parameters())
+
+    def planned(budget_bytes):
+        model = Net()
+        config = memscale.Config(
+            memory_budget_gb=budget_bytes / 1e9, mode="aggressive", disk_offload_dir="/var/tmp", enable_logging=False)
+        return memscale.apply_all_optimizations(model, AdamW(model.parameters(), lr=1e-2), config)
+
+    def chosen(model):
+        return {name for name, option in model._memscale_executor.plan.step_options.items() if option["chosen"]}
+
+    model, optimizer = planned(50e6)
+    try:
+        train(model, optimizer, 1)
+    except memscale.BudgetInfeasibleError as error:
+        smallest = error.smallest_budget_bytes
+    memscale.detach(model)
+    model, optimizer = planned(smallest + 80e6)
+    found = train(model, optimizer, 3)
+    assert chosen(model) >= {"state_on_disk", "gradient_release", "state_read_ahead"}, model._memscale_executor.plan
+    assert "read and written during backward" in model._memscale_executor.plan.explain()
+    stats = optimizer._place.disk.stats()
+    assert 33554432 < stats["peak_resident_bytes"] <= 67108864 + 4194304 and stats["resident_bytes"] == 0, stats
+    memscale.detach(model)
+    assert "exp_avg" in optimizer.state[model.layers[0][0].weight]
+    plain = Net()
+    expected = train(plain, AdamW(plain.parameters(), lr=1e-2), 3)
+    assert found[0] == expected[0]
+    assert all(torch.equal(p, q) for p, q in zip(found[1], expected[1], strict=True))
+    """
+)
+
+
+def test_a_plan_reads_state_ahead_if_the_budget_allows_with_the_same_bits():
+    done = run_python("-c", _READING_AHEAD)
+    assert done.returncode == 0, done.stderr

@@ -282,11 +282,12 @@ class AdamW(torch.optim.AdamW):
         releases: bool,
         may_release: bool = False,
         on_host: bool = False,
+        buffer_bytes: int = 0,
         directory: Any = None,
         cap_gb: float | None = None,
     ) -> None:
         """Moves state, and begins or ends gradient release, as a plan says. Called between steps."""
-        self._place.arrange(self, on_disk, directory, cap_gb)
+        self._place.arrange(self, on_disk, buffer_bytes, directory, cap_gb)
         self._place.arrange_host(self, on_host)
         self._releasing.arrange(self, releases, may_release)
 

@@ -63,6 +63,10 @@ class DiskState:
         """Bytes on disk and in buffers, bytes moved, and time spent waiting for transfers."""
         return self._stream.stats()
 
+    def set_buffers(self, buffer_bytes: int) -> None:
+        """Sets the bytes of the buffers that states pass through; 0 for as few as possible."""
+        self._stream.set_buffers(buffer_bytes)
+
     @property
     def is_inherited(self) -> bool:
         """Whether a parent process made the states before a fork, so that this process can't reach them."""

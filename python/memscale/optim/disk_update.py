@@ -56,6 +56,7 @@ class StatePlace:
         self.disk: DiskState | None = None
         self.host: HostState | None = None
         self.is_planned = self.is_host_planned = False
+        self._buffer_bytes = 0  # of the disk's states, by a plan; 0: as few as possible
         self.interrupted: str | None = None
         self.can_be_finished = True
 
@@ -100,6 +101,7 @@ class StatePlace:
     def _made_disk(self) -> DiskState:
         if self.disk is None or self.disk.is_inherited:
             self.disk = DiskState(*(self.options or (None, None)))
+            self.disk.set_buffers(self._buffer_bytes)
         return self.disk
 
     def check_layout(self, states: _States, p: torch.Tensor, group: _Group, name: str) -> None:
@@ -354,10 +356,21 @@ class StatePlace:
             self.is_host_planned = self.on_host = on_host
             self._move(optimizer)
 
-    def arrange(self, optimizer: torch.optim.Optimizer, on_disk: bool, directory: Any, cap_gb: float | None) -> None:
-        """Moves states as a plan says, unless the user chose their place."""
+    def arrange(
+        self,
+        optimizer: torch.optim.Optimizer,
+        on_disk: bool,
+        buffer_bytes: int,
+        directory: Any,
+        cap_gb: float | None,
+    ) -> None:
+        """Moves states as a plan says, unless the user chose their place. They pass through buffers of
+        `buffer_bytes`."""
         if self.disk is not None and self.disk.is_inherited:
             return  # the states can't be read here; calls that need them raise
+        self._buffer_bytes = buffer_bytes if on_disk else 0
+        if self.disk is not None:
+            self.disk.set_buffers(self._buffer_bytes)
         if on_disk != self.is_planned and (self.is_planned or self.options is None):
             self.is_planned = on_disk
             self.options = disk_options("disk", directory, cap_gb) if on_disk else None

@@ -15,6 +15,7 @@ enum { LAYERS = 6, NODES = LAYERS + 2 };
 static const uint32_t disk_bit = 1u << MS_STEP_STATE_ON_DISK;
 static const uint32_t host_bit = 1u << MS_STEP_STATE_ON_HOST;
 static const uint32_t release_bit = 1u << MS_STEP_GRADIENT_RELEASE;
+static const uint32_t ahead_bit = 1u << MS_STEP_STATE_READ_AHEAD;
 static const uint8_t keep[NODES];
 
 typedef fixture_planning fixture;
@@ -194,6 +195,117 @@ static void with_both_options_the_buffers_are_live_in_backward(void **state)
     assert_int_equal(release.peak_bytes - both.peak_bytes, STATE - MS__STREAM_BUFFER_BYTES);
 }
 
+/* Multiplies the time that layers compute. */
+static void compute_longer(ms_graph *graph, uint64_t times)
+{
+    for (uint32_t i = 0; i < graph->profile_count; i++) {
+        ms_profile *profile = &graph->profiles[i];
+        for (uint32_t k = 0; k < profile->backward_count; k++) {
+            profile->backward[k].flops *= times;
+        }
+    }
+}
+
+/* Each of six layers has 60 MiB of state, which the disk moves both ways in `moving_ns`. */
+static uint64_t give_layers_state(fixture *f)
+{
+    f->graph->loop.optimizer_state_bytes = f->graph->loop.optimizer_stream_bytes = LAYERS * 60 * MIB;
+    f->hardware->disk.free_bytes = UINT64_C(1) << 40;
+    return 2 * 60 * MIB; /* 1 GB/s each way */
+}
+
+/* The time of a step whose layers compute longer than the disk moves: what half of the buffers hold is hidden, but for
+ * the first layer's, and the last writes come after it. */
+static void the_disk_works_while_layers_compute(void **state)
+{
+    fixture *f = *state;
+    uint64_t moving_ns = give_layers_state(f);
+    compute_longer(f->graph, 1000);
+    ms_replay bare = fixture_simulate(f, keep, release_bit);
+    const struct {
+        uint32_t options;
+        uint64_t half_bytes;
+    } cases[] = {{release_bit | disk_bit, MS__STREAM_BUFFER_BYTES / 2},
+                 {release_bit | disk_bit | ahead_bit, 60 * MIB / 2}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        uint64_t hidden_ns = 2 * cases[i].half_bytes;
+        uint64_t waits_ns = LAYERS * moving_ns - (LAYERS - 1) * hidden_ns + hidden_ns / 2;
+        ms_replay with = fixture_simulate(f, keep, cases[i].options);
+        /* Without state on disk, the update's own time is part of the step. */
+        assert_in_range(with.step_ns - bare.step_ns, waits_ns - waits_ns / 100, waits_ns + waits_ns / 100);
+        assert_in_range(with.stall_backward_ns, waits_ns - waits_ns / 100, waits_ns + waits_ns / 100);
+        assert_int_equal(with.tier_peak_bytes[2], LAYERS * 60 * MIB + 2 * cases[i].half_bytes);
+    }
+}
+
+/* If layers compute for a shorter time than the disk moves, the disk's time is what a step takes. */
+static void the_disk_hides_no_more_than_layers_compute(void **state)
+{
+    fixture *f = *state;
+    uint64_t moving_ns = give_layers_state(f);
+    uint32_t both = release_bit | disk_bit;
+    ms_replay bare = fixture_simulate(f, keep, release_bit), with = fixture_simulate(f, keep, both | ahead_bit);
+    assert_in_range(with.step_ns, LAYERS * moving_ns, LAYERS * moving_ns + bare.step_ns);
+}
+
+static void the_buffers_are_live_in_backward_and_as_large_as_a_layers_state(void **state)
+{
+    fixture *f = *state;
+    uint32_t both = release_bit | disk_bit;
+    (void)give_layers_state(f);
+    ms_replay usual = fixture_simulate(f, keep, both), ahead = fixture_simulate(f, keep, both | ahead_bit);
+    assert_int_equal(ahead.peak_bytes - usual.peak_bytes, 60 * MIB - MS__STREAM_BUFFER_BYTES);
+    f->graph->loop.optimizer_state_bytes = f->graph->loop.optimizer_stream_bytes = LAYERS * (2048 * MIB);
+    usual = fixture_simulate(f, keep, both);
+    ahead = fixture_simulate(f, keep, both | ahead_bit);
+    assert_int_equal(ahead.peak_bytes - usual.peak_bytes, MS__STREAM_BUFFER_MOST_BYTES - MS__STREAM_BUFFER_BYTES);
+}
+
+static void reading_ahead_needs_both_options_and_large_layers(void **state)
+{
+    fixture *f = *state;
+    f->hardware->disk.free_bytes = UINT64_C(1) << 40;
+    assert_int_equal(rule_of(f, MS_STEP_STATE_READ_AHEAD), MS_RULE_TOO_SMALL); /* 13 MiB a layer */
+    (void)give_layers_state(f);
+    assert_int_equal(rule_of(f, MS_STEP_STATE_READ_AHEAD), MS_RULE_PRESSURE);
+    assert_false(ms__step_options_agree(ahead_bit) || ms__step_options_agree(ahead_bit | disk_bit) ||
+                 ms__step_options_agree(ahead_bit | release_bit));
+    assert_true(ms__step_options_agree(ahead_bit | disk_bit | release_bit));
+    assert_int_equal(ms__step_options_toggle(disk_bit, MS_STEP_STATE_READ_AHEAD), ahead_bit | disk_bit | release_bit);
+    assert_int_equal(ms__step_options_toggle(ahead_bit | disk_bit | release_bit, MS_STEP_STATE_ON_DISK), release_bit);
+    f->graph->loop.gradients_releasable = false;
+    assert_int_equal(rule_of(f, MS_STEP_STATE_READ_AHEAD), MS_RULE_OTHER_OPTIMIZER);
+    f->graph->loop.gradients_releasable = true;
+    f->config.mode = MS_MODE_BALANCED;
+    assert_int_equal(rule_of(f, MS_STEP_STATE_READ_AHEAD), MS_RULE_MODE);
+    f->hardware->disk.dir[0] = '\0';
+    assert_int_equal(rule_of(f, MS_STEP_STATE_READ_AHEAD), MS_RULE_NO_DISK);
+}
+
+/* A plan uses the memory that a budget leaves for it, and tells the optimizer. */
+static void a_plan_reads_ahead_if_the_budget_allows(void **state)
+{
+    fixture *f = *state;
+    uint32_t both = release_bit | disk_bit;
+    ms_error err = {0};
+    (void)give_layers_state(f);
+    compute_longer(f->graph, 1000);
+    uint64_t tight = fixture_simulate(f, keep, both).peak_bytes, enough = tight + 60 * MIB;
+    for (int is_enough = 0; is_enough <= 1; is_enough++) {
+        ms_plan *plan = NULL, *read = NULL;
+        f->config.memory_budget_bytes = is_enough ? enough : tight;
+        assert_ms_ok(ms_pipeline_plan(f->graph, f->hardware, &f->config, &plan, &err), err);
+        assert_int_equal(ms_plan_step_options(plan) & ahead_bit, is_enough ? ahead_bit : 0);
+        assert_int_equal(ms_plan_for_optimizer(plan, &f->config).state_buffer_bytes, is_enough ? 60 * MIB : 0);
+        char *text = ms_plan_to_json(plan);
+        assert_ms_ok(ms_plan_parse(text, &read, &err), err);
+        assert_int_equal(read->state_buffer_bytes, plan->state_buffer_bytes);
+        ms_plan_free(read);
+        ms_free(text);
+        ms_plan_free(plan);
+    }
+}
+
 static void a_gradient_stays_until_the_last_node_adds_to_it(void **state)
 {
     fixture *f = *state;
@@ -210,7 +322,9 @@ static void a_gradient_stays_until_the_last_node_adds_to_it(void **state)
 static void buffer_bytes_equal_the_streams(void **state)
 {
     (void)state;
+    assert_int_equal(MS__STREAM_CHUNK_BYTES, MS_OPTIMIZER_CHUNK_BYTES);
     assert_int_equal(MS__STREAM_BUFFER_BYTES, (uint64_t)MS_OPTIMIZER_CHUNKS * MS_OPTIMIZER_CHUNK_BYTES);
+    assert_int_equal(MS__STREAM_BUFFER_MOST_BYTES, (uint64_t)MS_OPTIMIZER_CHUNKS_MOST * MS_OPTIMIZER_CHUNK_BYTES);
 }
 
 static void rules_name_the_reason(void **state)
@@ -387,6 +501,11 @@ int main(void)
         TEST(gradient_release_keeps_one_layers_gradients_at_a_time),
         TEST(a_released_gradient_ends_where_it_is_final),
         TEST(with_both_options_the_buffers_are_live_in_backward),
+        TEST(the_disk_works_while_layers_compute),
+        TEST(the_disk_hides_no_more_than_layers_compute),
+        TEST(the_buffers_are_live_in_backward_and_as_large_as_a_layers_state),
+        TEST(reading_ahead_needs_both_options_and_large_layers),
+        TEST(a_plan_reads_ahead_if_the_budget_allows),
         TEST(a_gradient_stays_until_the_last_node_adds_to_it),
         TEST(buffer_bytes_equal_the_streams),
         TEST(rules_name_the_reason),

@@ -1,0 +1,74 @@
+/*
+ * The optimizer's time. Usually it comes after backward, in one piece. If state lies on disk and gradients are released,
+ * each update comes in backward, with its gradient, and takes its share: of the processor's time, and of the disk's, as
+ * far as the disk has not done it before. Between updates the disk writes what the last ones changed and reads what the
+ * next ones need, but only as much as the buffers hold: half of them for each direction. sim_replay.c and sim_step.c
+ * call this file.
+ *
+ * If activations move too, they have the disk between updates, and state is not counted to move ahead.
+ *
+ * Tests: tests/c/sim/test_step_optimizer.c.
+ */
+#include "base/units.h"
+#include "sim/sim_nodes.h"
+
+static bool updates_in_backward(const ms__sim *sim)
+{
+    return sim->released != NULL && sim->state.moving_ns > 0;
+}
+
+/* The part of `whole_ns` that gradients of `bytes` take. */
+static uint64_t share_ns(const ms__state_stream *state, uint64_t whole_ns, uint64_t bytes)
+{
+    return ms__mul_div(whole_ns, bytes, ms__max_u64(state->gradient_bytes, 1));
+}
+
+/* The most that the disk can do between two updates. */
+static uint64_t most_ahead_ns(const ms__state_stream *state)
+{
+    uint64_t held_bytes = ms__min_u64(state->buffer_bytes / 2, state->state_bytes);
+    return state->is_alone ? ms__mul_div(state->moving_ns, held_bytes, ms__max_u64(state->state_bytes, 1)) : 0;
+}
+
+static void update(ms__sim *sim, uint64_t bytes)
+{
+    ms__state_stream *state = &sim->state;
+    uint64_t moving_ns = share_ns(state, state->moving_ns, bytes);
+    uint64_t computing_ns = share_ns(state, state->update_ns, bytes);
+    uint64_t most_ns = most_ahead_ns(state), since_ns = ms__sub_sat(sim->now_ns, state->at_ns);
+    bool is_first = state->updated_bytes == 0; /* nothing is read ahead before the first update */
+    uint64_t ahead_ns = is_first ? 0 : ms__min_u64(ms__add_sat(state->ahead_ns, since_ns), most_ns);
+    uint64_t took_ns = ms__max_u64(computing_ns, ms__sub_sat(moving_ns, ahead_ns));
+    sim->stall_backward_ns = ms__add_sat(sim->stall_backward_ns, took_ns - computing_ns);
+    ms__sim_spend(sim, took_ns);
+    state->ahead_ns = ms__min_u64(ms__sub_sat(ms__add_sat(ahead_ns, took_ns), moving_ns), most_ns);
+    state->at_ns = sim->now_ns;
+    state->updated_bytes = ms__add_sat(state->updated_bytes, bytes);
+}
+
+void ms__sim_begin_updates(ms__sim *sim)
+{
+    sim->state.ahead_ns = sim->state.at_ns = sim->state.updated_bytes = 0;
+}
+
+void ms__sim_update(ms__sim *sim, uint32_t instance)
+{
+    if (updates_in_backward(sim) && instance < sim->graph->storage_count && sim->released[instance]) {
+        update(sim, sim->graph->storages[instance].bytes);
+    }
+}
+
+/* The gradients that were not released, and the writes under way. */
+void ms__sim_end_updates(ms__sim *sim)
+{
+    if (!updates_in_backward(sim)) {
+        ms__sim_spend(sim, sim->optimizer_ns);
+        return;
+    }
+    const ms__state_stream *state = &sim->state;
+    update(sim, ms__sub_sat(state->gradient_bytes, state->updated_bytes));
+    uint64_t open_ns = ms__sub_sat(most_ahead_ns(state), state->ahead_ns);
+    uint64_t writing_ns = ms__mul_div(open_ns, state->writing_ns, state->moving_ns);
+    sim->stall_backward_ns = ms__add_sat(sim->stall_backward_ns, writing_ns);
+    ms__sim_spend(sim, writing_ns);
+}

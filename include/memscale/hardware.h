@@ -81,6 +81,7 @@ typedef struct ms_process {
     uint64_t streamed_bytes; /* of parameters that stream */
     uint64_t window_bytes; /* the part of the baseline that these may take; see ms_pipeline_window() */
     uint64_t window_reserve_bytes; /* more for them, beside the baseline: possible but unexpected. Budgets leave room */
+    uint64_t window_backward_ns; /* the disk's time for them in a step's backward */
 } ms_process;
 
 /* The machine. */

@@ -36,9 +36,9 @@ extern "C" {
 
 enum {
     MS_OPTIMIZER_CHUNK_BYTES = 4 << 20,
-    /* Chunks in memory at a time, and the most that ms_optimizer_stream_set_buffers() allows. At most half of them are
-     * read ahead; the others are being computed or written. */
+    /* Chunks in memory at a time. At most half of them are read ahead; the others are being computed or written. */
     MS_OPTIMIZER_CHUNKS = 8,
+    /* The most that ms_optimizer_stream_set_buffers() makes of them. */
     MS_OPTIMIZER_CHUNKS_MOST = 256,
     /* The state of smaller tensors is not worth a transfer: the caller keeps it. */
     MS_OPTIMIZER_STREAM_LEAST_ELEMENTS = 16384,
@@ -104,8 +104,8 @@ MS_API int ms_optimizer_stream_part_bytes(ms_optimizer_stream *stream, uint64_t 
 
 /* Sets the bytes of all chunks in memory, as far as MS_OPTIMIZER_CHUNKS and MS_OPTIMIZER_CHUNKS_MOST allow; 0 sets the
  * fewest. When an update returns, at most half of them are still being written and half are read ahead for the next
- * updates: the disk works while the caller computes gradients. Does nothing in a child of the process that opened the
- * stream. */
+ * updates: the disk works while the caller computes gradients. Waits for the writes of chunks beyond the new number.
+ * Does nothing in a child of the process that opened the stream. */
 MS_API void ms_optimizer_stream_set_buffers(ms_optimizer_stream *stream, uint64_t bytes);
 
 /*

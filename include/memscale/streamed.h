@@ -9,8 +9,9 @@
  *   - ms_streamed_use() makes blocks resident ahead of their use, and asks a worker for the blocks after them. The
  *     blocks used longest ago leave memory, so that all resident ones fit in the window. A training step uses layers
  *     in order and then in reverse order, so the end of each pass is still resident at the beginning of the next.
- *   - Other code also touches pages (an average of the weights, a checkpoint). Every 20 ms the worker reads the kernel's
- *     count of resident pages, and drops such pages if they exceed the window.
+ *   - Other code also touches pages (an average of the weights, a checkpoint). Every 20 ms, and every 2 ms while tensors
+ *     are made or too many pages were found, the worker reads the kernel's count of resident pages, and drops such pages
+ *     if they exceed the window.
  *
  * Kept blocks never leave memory and count in the window. The state is global, as hostmem's is. All functions are
  * thread-safe. A child made by fork() shares the bytes of the blocks with its parent, and has no worker.

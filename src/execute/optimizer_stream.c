@@ -213,7 +213,7 @@ void ms_optimizer_stream_set_buffers(ms_optimizer_stream *stream, uint64_t bytes
 {
     uint64_t count = ms__max_u64(bytes / MS_OPTIMIZER_CHUNK_BYTES, MS_OPTIMIZER_CHUNKS);
     if (stream_enter(stream, NULL) == MS_OK) {
-        stream->slots.slot_count = (uint32_t)ms__min_u64(count, MS_OPTIMIZER_CHUNKS_MOST);
+        ms__state_set_count(&stream->slots, (uint32_t)ms__min_u64(count, MS_OPTIMIZER_CHUNKS_MOST));
         stream_leave(stream);
     }
 }

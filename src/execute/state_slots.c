@@ -32,6 +32,15 @@ static void state_slot_free(ms__state_slot *slot)
     }
 }
 
+static void state_slot_unmap(ms__state_slots *s, ms__state_slot *slot)
+{
+    if (slot->memory != NULL && !slot->is_pinned) {
+        ms_hostmem_release(slot->memory);
+        slot->memory = NULL;
+        s->resident_bytes -= MS_OPTIMIZER_CHUNK_BYTES;
+    }
+}
+
 static void state_slot_bind(ms__state_slot *slot, ms__state_chunk *chunk, ms__state_place state)
 {
     slot->chunk = chunk;
@@ -110,41 +119,11 @@ static ms__state_slot *state_slot_oldest(ms__state_slots *s, ms__state_place sta
     ms__state_slot *found = NULL;
     for (int i = 0; i < MS_OPTIMIZER_CHUNKS_MOST; i++) {
         ms__state_slot *slot = &s->slots[i];
-        bool is_in_use = (uint32_t)i < s->slot_count || state != MS__SLOT_FREE;
-        if (slot->state == state && is_in_use && (found == NULL || slot->began < found->began)) {
+        if (slot->state == state && (found == NULL || slot->began < found->began)) {
             found = slot;
         }
     }
     return found;
-}
-
-/* Waits for a read-ahead and releases it; false if it never ends. */
-static bool state_slot_stop_reading(ms__state_slots *s, ms__state_slot *slot)
-{
-    int rc = ticket_wait(s, slot->chunk->ticket, NULL);
-    s->ahead_count--;
-    state_slot_free(slot);
-    if (rc == MS_ETIMEDOUT) {
-        slot->state = MS__SLOT_LOST;
-        slot->is_pinned = true;
-    }
-    return rc != MS_ETIMEDOUT;
-}
-
-/* A slot that is free, or will be when the oldest write has ended; NULL if there is neither. */
-static ms__state_slot *state_slot_take_written(ms__state_slots *s, int *rc, ms_error *err)
-{
-    ms__state_slot *slot = state_slot_oldest(s, MS__SLOT_FREE);
-    *rc = MS_OK;
-    while (slot == NULL && *rc == MS_OK) {
-        ms__state_slot *writing = state_slot_oldest(s, MS__SLOT_STORING);
-        if (writing == NULL) {
-            return NULL;
-        }
-        *rc = state_slot_settle(s, writing, err);
-        slot = state_slot_oldest(s, MS__SLOT_FREE);
-    }
-    return slot;
 }
 
 static bool state_slot_has_memory(ms__state_slots *s, ms__state_slot *slot)
@@ -160,6 +139,60 @@ static bool state_slot_has_memory(ms__state_slots *s, ms__state_slot *slot)
     return true;
 }
 
+/* A free slot with memory: one that has it already if possible; NULL if there is none. */
+static ms__state_slot *state_slot_free_one(ms__state_slots *s)
+{
+    ms__state_slot *bare = NULL;
+    for (uint32_t i = 0; i < s->slot_count; i++) {
+        ms__state_slot *slot = &s->slots[i];
+        if (slot->state == MS__SLOT_FREE && slot->memory != NULL) {
+            return slot;
+        }
+        bare = slot->state == MS__SLOT_FREE && bare == NULL ? slot : bare;
+    }
+    return bare != NULL && state_slot_has_memory(s, bare) ? bare : NULL;
+}
+
+/* Waits for a read-ahead and releases it; false if it never ends. */
+static bool state_slot_stop_reading(ms__state_slots *s, ms__state_slot *slot)
+{
+    int rc = ticket_wait(s, slot->chunk->ticket, NULL);
+    s->ahead_count--;
+    state_slot_free(slot);
+    if (rc == MS_ETIMEDOUT) {
+        slot->state = MS__SLOT_LOST;
+        slot->is_pinned = true;
+    }
+    return rc != MS_ETIMEDOUT;
+}
+
+/* A slot with memory that is free, or will be when the oldest write has ended; NULL if there is neither. */
+static ms__state_slot *state_slot_take_written(ms__state_slots *s, int *rc, ms_error *err)
+{
+    ms__state_slot *slot = state_slot_free_one(s);
+    *rc = MS_OK;
+    while (slot == NULL && *rc == MS_OK) {
+        ms__state_slot *writing = state_slot_oldest(s, MS__SLOT_STORING);
+        if (writing == NULL) {
+            return NULL;
+        }
+        *rc = state_slot_settle(s, writing, err);
+        slot = state_slot_free_one(s);
+    }
+    return slot;
+}
+
+static int state_slot_none(const ms__state_slots *s, ms_error *err)
+{
+    for (uint32_t i = 0; i < s->slot_count; i++) {
+        if (s->slots[i].state == MS__SLOT_FREE) {
+            return ms_fail(err, MS_ENOMEM, "optimizer state: no memory for a buffer of %s",
+                           ms__text_bytes(MS_OPTIMIZER_CHUNK_BYTES).text);
+        }
+    }
+    return ms_fail(err, MS_ESTATE, "optimizer state: every buffer holds what could not be moved");
+}
+
 static int state_slot_take(ms__state_slots *s, ms__state_slot **out, ms_error *err)
 {
     int rc;
@@ -167,21 +200,12 @@ static int state_slot_take(ms__state_slots *s, ms__state_slot **out, ms_error *e
     while (rc == MS_OK && slot == NULL) {
         ms__state_slot *reading = state_slot_oldest(s, MS__SLOT_FETCHING);
         if (reading == NULL) {
-            return ms_fail(err, MS_ESTATE,
-                           "optimizer state: every buffer holds what could not be "
-                           "moved");
+            return state_slot_none(s, err);
         }
         slot = state_slot_stop_reading(s, reading) ? reading : NULL;
     }
-    if (rc != MS_OK) {
-        return rc;
-    }
-    if (!state_slot_has_memory(s, slot)) {
-        return ms_fail(err, MS_ENOMEM, "optimizer state: no memory for a buffer of %s",
-                       ms__text_bytes(MS_OPTIMIZER_CHUNK_BYTES).text);
-    }
     *out = slot;
-    return MS_OK;
+    return rc;
 }
 
 /* ---- reading --------------------------------------------------------------------- */
@@ -196,7 +220,7 @@ bool ms__state_read_ahead(ms__state_slots *s, ms__state_chunk *chunk, int *rc, m
         return false;
     }
     ms__state_slot *slot = state_slot_take_written(s, rc, err);
-    if (slot == NULL || *rc != MS_OK || !state_slot_has_memory(s, slot)) {
+    if (slot == NULL || *rc != MS_OK) {
         return false;
     }
     /* If it cannot start, the update will try again and report it. */
@@ -293,33 +317,37 @@ void ms__state_drop(ms__state_slots *s, ms__state_chunk *chunk)
     drop_ticket(s, &chunk->ticket);
 }
 
-static void state_slot_unmap(ms__state_slots *s, ms__state_slot *slot)
+/* Waits for the slot's write or cancels its read-ahead, and frees its memory unless it holds the only copy. */
+static int state_slot_rest(ms__state_slots *s, ms__state_slot *slot, ms_error *err)
 {
-    if (slot->memory != NULL && !slot->is_pinned) {
-        ms_hostmem_release(slot->memory);
-        slot->memory = NULL;
-        s->resident_bytes -= MS_OPTIMIZER_CHUNK_BYTES;
+    int rc = MS_OK;
+    if (slot->state == MS__SLOT_STORING) {
+        rc = state_slot_settle(s, slot, err);
+    } else if (slot->state == MS__SLOT_FETCHING) {
+        state_slot_stop_reading(s, slot);
     }
+    if (slot->state == MS__SLOT_FREE) {
+        state_slot_unmap(s, slot);
+    }
+    return rc;
 }
 
 int ms__state_rest(ms__state_slots *s, ms_error *err)
 {
     int rc = MS_OK;
     for (int i = 0; i < MS_OPTIMIZER_CHUNKS_MOST; i++) {
-        ms__state_slot *slot = &s->slots[i];
-        if (slot->state == MS__SLOT_STORING) {
-            int ended = state_slot_settle(s, slot, rc == MS_OK ? err : NULL);
-            if (rc == MS_OK) {
-                rc = ended;
-            }
-        } else if (slot->state == MS__SLOT_FETCHING) {
-            state_slot_stop_reading(s, slot);
-        }
-        if (slot->state == MS__SLOT_FREE) {
-            state_slot_unmap(s, slot);
-        }
+        int ended = state_slot_rest(s, &s->slots[i], rc == MS_OK ? err : NULL);
+        rc = rc == MS_OK ? ended : rc;
     }
     return rc;
+}
+
+void ms__state_set_count(ms__state_slots *s, uint32_t slot_count)
+{
+    s->slot_count = slot_count;
+    for (uint32_t i = slot_count; i < MS_OPTIMIZER_CHUNKS_MOST; i++) {
+        (void)state_slot_rest(s, &s->slots[i], NULL); /* what could not be written is written again later */
+    }
 }
 
 void ms__state_close(ms__state_slots *s, bool is_hung)

@@ -1,5 +1,5 @@
 /*
- * state_slots.h - the few buffers through which optimizer state passes, and the state of each:
+ * state_slots.h - the buffers through which optimizer state passes, and the state of each:
  * being read ahead, computed or written, or kept because its write failed. Called by state_tensor.c,
  * which knows tensors; calls the offload engine, which knows bytes. The caller holds the stream's
  * lock.
@@ -49,6 +49,9 @@ typedef struct ms__state_slots {
     uint64_t stall_ns;
     uint64_t resident_bytes, peak_resident_bytes;
 } ms__state_slots;
+
+/* Sets how many slots are in use, at most MS_OPTIMIZER_CHUNKS_MOST. Waits for the writes of slots beyond. */
+void ms__state_set_count(ms__state_slots *slots, uint32_t slot_count);
 
 /* Starts to read a chunk ahead if it is on disk. False if there is no room; *rc is the error of a
  * write that it had to wait for. */

@@ -48,7 +48,7 @@ static const ms__json_field process_fields[] = {
     MS__FIELD(ms_process, streamed_bytes, IF_ANY),       MS__FIELD(ms_process, window_bytes, IF_ANY),
     MS__FIELD(ms_process, window_reserve_bytes, IF_ANY), MS__FIELD(ms_process, storages_bytes, IF_ANY),
     MS__FIELD(ms_process, state_bytes, IF_ANY),          MS__FIELD(ms_process, traced_bytes, IF_ANY),
-    MS__FIELD(ms_process, convolutions_bytes, IF_ANY),
+    MS__FIELD(ms_process, convolutions_bytes, IF_ANY),   MS__FIELD(ms_process, window_backward_ns, IF_ANY),
 };
 
 static const ms__json_field gpu_fields[] = {

@@ -23,8 +23,10 @@ enum {
     ORDER_MOST = 256,            /* blocks that one order can name */
 };
 
-/* A look takes some microseconds. Pages can be touched at about 1 GB/s: 20 MB between two looks. */
-static const uint64_t look_ns = 20000000;
+/* A look takes some microseconds. Code that trains touches pages at about 1 GB/s: 20 MB between two looks. Loading and
+ * saving touch them at up to 10 GB/s, so looks follow each other sooner while tensors are made, and after one that found
+ * too many pages. */
+static const uint64_t look_ns = 20000000, busy_look_ns = 2000000;
 /* Files that aren't ours, such as libraries, come and go by a few MB. */
 static const uint64_t unexplained_bytes = 16000000;
 
@@ -43,7 +45,8 @@ typedef struct worker {
     uint64_t order;                       /* counts orders; a newer one ends the one in hand */
     size_t count;                         /* of the newest order */
     const void *addresses[ORDER_MOST];
-    uint64_t other_file_bytes;            /* resident pages of files that aren't ours; the worker's own */
+    uint64_t other_file_bytes; /* resident pages of files that aren't ours; the worker's own, as the next */
+    bool found_excess; /* in the last look */
 } worker;
 
 static target the_target = {.lock = MS__MUTEX_INIT};
@@ -295,7 +298,8 @@ static void look(void)
     the_worker.other_file_bytes = ms__min_u64(the_worker.other_file_bytes, resident.file_bytes);
     uint64_t allowed_bytes = ms__max_u64(stats.window_bytes, stats.resident_bytes);
     uint64_t expected_bytes = ms__add_sat(ms__add_sat(the_worker.other_file_bytes, allowed_bytes), unexplained_bytes);
-    if (resident.file_bytes <= expected_bytes) {
+    the_worker.found_excess = resident.file_bytes > expected_bytes;
+    if (!the_worker.found_excess) {
         return;
     }
     ms__heap_visit_window(sweep, NULL);
@@ -312,7 +316,9 @@ static bool next_order(uint64_t *order, const void **addresses, size_t *count)
     ms_streamed_stats stats;
     ms__mutex_lock(&the_worker.lock);
     if (the_worker.order == *order) {
-        (void)ms__cond_wait_until(&the_worker.changed, &the_worker.lock, ms_now_ns() + look_ns);
+        bool is_busy = the_worker.found_excess || ms__streams();
+        uint64_t wait_ns = is_busy ? busy_look_ns : look_ns;
+        (void)ms__cond_wait_until(&the_worker.changed, &the_worker.lock, ms_now_ns() + wait_ns);
     }
     *count = the_worker.order == *order ? 0 : the_worker.count;
     *order = the_worker.order;

@@ -170,7 +170,8 @@ static void widen_residents(ms_graph *graph)
         *half[i] = ms__mul_sat(2, *half[i]);
     }
     graph->loop.optimizer_state_bytes = ms__mul_sat(2, graph->residents.trainable_bytes);
-    graph->loop.optimizer_transient_bytes = ms__mul_sat(2, graph->residents.largest_parameter_bytes);
+    uint64_t largest = ms__min_u64(graph->residents.largest_parameter_bytes, graph->residents.trainable_bytes);
+    graph->loop.optimizer_transient_bytes = ms__mul_sat(2, largest);
 }
 
 static void shard_residents(ms_graph *graph, uint32_t copies)

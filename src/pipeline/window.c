@@ -22,6 +22,7 @@ enum { HANDLED_PS = 40 };
 typedef struct window_choice {
     uint64_t window_bytes, step_ns;
     uint64_t moved_ns;   /* the disk's, for parameters, a step */
+    uint64_t backward_ns; /* the part of it in backward: parameters are written after their update there */
     uint64_t handled_ns; /* the processor's, a step */
     bool from_cache; /* the system's page cache can hold the rest */
 } window_choice;
@@ -40,17 +41,21 @@ static void price_moves(const ms_hardware *hardware, const ms_config *config, co
     uint64_t spare = ms__sub_sat(ms__min_u64(hardware->ram.available_bytes, hardware->ram.limit_bytes),
                                  allowed_by(hardware, config));
     choice->from_cache = absent <= spare;
-    uint64_t read = choice->from_cache ? 0 : ms__mul_sat(2, absent);
+    uint64_t read = choice->from_cache ? 0 : absent;
     uint64_t written = ms__min_u64(absent, streaming->trained_bytes);
+    uint64_t reading_ns = ms__rate_ns(read, ms__max_u64(hardware->disk.read_bytes_per_s, 1));
+    uint64_t writing_ns = ms__rate_ns(written, ms__max_u64(hardware->disk.write_bytes_per_s, 1));
     choice->handled_ns = ms__mul_div(ms__mul_sat(2, absent), HANDLED_PS, 1000);
-    choice->moved_ns = ms__add_sat(ms__rate_ns(read, ms__max_u64(hardware->disk.read_bytes_per_s, 1)),
-                                   ms__rate_ns(written, ms__max_u64(hardware->disk.write_bytes_per_s, 1)));
+    choice->backward_ns = ms__add_sat(reading_ns, writing_ns);
+    choice->moved_ns = ms__add_sat(reading_ns, choice->backward_ns);
 }
 
-static ms_hardware with_window(const ms_hardware *hardware, const ms_streaming *streaming, uint64_t window_bytes)
+static ms_hardware with_window(const ms_hardware *hardware, const ms_streaming *streaming, const window_choice *choice)
 {
     ms_hardware with = *hardware;
+    uint64_t window_bytes = choice->window_bytes;
     bool is_part = window_bytes < streaming->total_bytes;
+    with.process.window_backward_ns = choice->backward_ns;
     with.process.streamed_bytes = streaming->total_bytes;
     with.process.window_bytes = ms__add_sat(window_bytes, is_part ? tolerated_bytes : 0);
     with.process.window_reserve_bytes = is_part ? between_looks_bytes : 0;
@@ -63,7 +68,7 @@ static ms_hardware with_window(const ms_hardware *hardware, const ms_streaming *
 static int try_window(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
                       const ms_streaming *streaming, window_choice *choice, ms_error *err)
 {
-    ms_hardware with = with_window(hardware, streaming, choice->window_bytes);
+    ms_hardware with = with_window(hardware, streaming, choice);
     ms_plan *plan = NULL;
     if (choice->window_bytes > streaming->least_bytes && with.process.baseline_bytes > allowed_by(hardware, config)) {
         return MS_EINFEASIBLE;
@@ -171,14 +176,15 @@ int ms_pipeline_window(const ms_graph *graph, const ms_streaming *streaming, con
     window_choice best = {0};
     int rc = choose(graph, &bare, config, streaming, &best, err);
     if (rc == MS_EINFEASIBLE) {
-        ms_hardware least = with_window(&bare, streaming, streaming->least_bytes);
+        window_choice smallest = {.window_bytes = streaming->least_bytes};
+        ms_hardware least = with_window(&bare, streaming, &smallest);
         ms__pipeline_suggest(graph, &least, config, err);
     }
     if (rc == MS_OK) {
         rc = tell(streaming, &best, line, err);
     }
     if (rc == MS_OK) {
-        *hardware = with_window(&bare, streaming, best.window_bytes);
+        *hardware = with_window(&bare, streaming, &best);
         *window = (ms_window){.bytes = best.window_bytes, .disk_ns = best.moved_ns};
     }
     return rc;

@@ -212,7 +212,7 @@ static void explain_times(ms__text *text, const ms_plan *plan)
     ms__text_add(text, "  time       %s: %s of work", ms__text_ns(replay->step_ns).text,
                  ms__text_ns(replay->compute_ns).text);
     ms__text_add(text, ", %s of recompute", ms__text_ns(replay->recompute_ns).text);
-    ms__text_add(text, ", %s waiting for writes, %s waiting for reads", ms__text_ns(replay->stall_forward_ns).text,
+    ms__text_add(text, ", forward waits %s and backward %s for transfers", ms__text_ns(replay->stall_forward_ns).text,
                  ms__text_ns(replay->stall_backward_ns).text);
     ms__text_add(text, "; %s of it is first touches of pages\n", ms__text_ns(replay->fault_ns).text);
     ms__text_add(text, "             unoptimized: %s\n", ms__text_ns(plan->unoptimized.step_ns).text);

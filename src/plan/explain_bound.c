@@ -10,7 +10,8 @@
  * than with everything kept. Giving up costs at least the time of recompute, the handling of transfers, or
  * the packing of bits, which a node may combine with any other technique. Each node's cost over bytes is
  * replaced by its lower convex hull, and all hulls are filled cheapest first: a relaxation of the choice. The
- * smallest bound over the sets of step options counts.
+ * smallest bound over the sets of step options counts. While backward waits for optimizer state on disk, layers can be
+ * recomputed at no cost (sim_update.c), so the costs are added to the work without these waits.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -260,7 +261,8 @@ static uint64_t bound_of_step(step_bound *b, uint32_t step, uint64_t allowed_byt
         collect_offers(b, technique);
     }
     lower_segments(b);
-    return ms__add_sat(work, least_cost(b, kept.replay.peak_bytes - allowed_bytes));
+    uint64_t hurried = ms__sub_sat(work, kept.replay.stall_backward_ns);
+    return ms__max_u64(work, ms__add_sat(hurried, least_cost(b, kept.replay.peak_bytes - allowed_bytes)));
 }
 
 /* Enough for any step: options can change a layer's allocations and saved storages. */

@@ -89,9 +89,11 @@ void ms__plan_fill(ms__search *search, const ms__variant *chosen, uint64_t room_
     uint64_t peak = search->sim->on_host ? ms__plan_peak(search, chosen, room_bytes) : chosen->bytes;
     ms__plan_expect(search, chosen, peak, &plan->replay);
     if (search->sim->on_host) {
-        /* Hostmem counts maps only; memory that libc holds is subtracted. */
+        /* Hostmem counts maps only; memory that libc holds is subtracted. What step options hold counts as fixed, but
+         * lies in maps. */
         uint64_t small = ms__max_u64(chosen->replay.small_peak_bytes, plan->replay.small_peak_bytes);
-        plan->ceiling_bytes = ms__sub_sat(ceiling_within(candidate, peak, room_bytes), small);
+        uint64_t ceiling = ms__add_sat(ceiling_within(candidate, peak, room_bytes), search->sim->option_bytes);
+        plan->ceiling_bytes = ms__sub_sat(ceiling, small);
     }
     plan->reserve_bytes = ms__sub_sat(peak, plan->replay.peak_bytes);
     leave_out_reserve(search, &plan->unoptimized);

@@ -85,7 +85,7 @@ ms_plan_optimizer ms_plan_for_optimizer(const ms_plan *plan, const ms_config *co
     }
     return (ms_plan_optimizer){
         .state_on_disk = plan->step_options[MS_STEP_STATE_ON_DISK].chosen,
-        .state_buffer_bytes = plan->state_buffer_bytes,
+        .state_buffer_bytes = plan->step_options[MS_STEP_STATE_READ_AHEAD].chosen ? plan->state_buffer_bytes : 0,
         .state_on_host = plan->step_options[MS_STEP_STATE_ON_HOST].chosen,
         .releases = plan->step_options[MS_STEP_GRADIENT_RELEASE].chosen,
         .may_release = config->mode == MS_MODE_AGGRESSIVE,

@@ -265,7 +265,8 @@ typedef struct ms__sim {
     const ms_hardware *hardware;
     const ms__device_kind *device_kind;
     bool on_host;
-    uint64_t resident_bytes;   /* baseline (a stated one without a process), scratch, batch */
+    uint64_t resident_bytes;   /* baseline (a stated one without a process), scratch, batch, and: */
+    uint64_t option_bytes;     /* buffers and temporaries of step options, which hostmem manages */
     uint64_t reserve_bytes;    /* the part of the scratch that is not expected to be used */
     uint64_t parameter_bytes;  /* buffers too; part of peak_live_bytes */
     uint64_t gradient_bytes, output_bytes;
@@ -438,6 +439,8 @@ void ms__selective_recompute(ms__sim *sim, const ms__sim_node *node, uint32_t wa
 void ms__io_reset(ms__sim *sim);
 /* Plays both queues up to now. */
 void ms__io_advance(ms__sim *sim);
+/* The disk does something else for the next `ns`, which the caller spends. */
+void ms__io_pause(ms__sim *sim, uint64_t ns);
 /* Releases storages whose write has ended. The executor polls when a layer's forward begins or ends, at the
  * end of forward, and whenever it stores or takes something, but not within the root's own work. */
 void ms__io_poll(ms__sim *sim);

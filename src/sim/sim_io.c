@@ -128,6 +128,12 @@ void ms__io_advance(ms__sim *sim)
     }
 }
 
+void ms__io_pause(ms__sim *sim, uint64_t ns)
+{
+    ms__io_advance(sim);
+    sim->io.at_ns = ms__add_sat(sim->io.at_ns, ns);
+}
+
 /* Releases the oldest storage whose write has finished; false if there is none. */
 static bool io_release_oldest(ms__sim *sim)
 {

@@ -1,6 +1,6 @@
 /*
- * Storages, slots and lives of a node, for the files that replay a step: sim_replay.c runs nodes,
- * sim_again.c recomputes them, sim_update.c updates their parameters, and sim_step.c runs a step of them. Tests: tests/c/sim/test_simulate.c.
+ * Storages, slots and lives of a node, for the files that replay a step: sim_replay.c runs nodes, sim_again.c recomputes
+ * them, sim_update.c updates their parameters, and sim_step.c runs a step of them. Tests: tests/c/sim/test_simulate.c.
  */
 #ifndef MS_SIM_SIM_NODES_H
 #define MS_SIM_SIM_NODES_H
@@ -71,8 +71,8 @@ void ms__sim_run_backward(ms__sim *sim, uint32_t index);
 /* Releases the loss outside the model. */
 void ms__sim_leave_loss(ms__sim *sim);
 
-/* sim_update.c: the updates of state on disk whose gradients are released. The first is called when a pass begins, the
- * last when its backward has ended. A released gradient that is no such state's costs nothing here. */
+/* sim_update.c: the time of the optimizer's updates. The first function is called when a pass begins, the second when a
+ * storage is freed, the third when backward has ended. */
 void ms__sim_begin_updates(ms__sim *sim);
 void ms__sim_update(ms__sim *sim, uint32_t instance);
 void ms__sim_end_updates(ms__sim *sim);

@@ -5,7 +5,8 @@
  * next ones need, but only as much as the buffers hold: half of them for each direction. sim_replay.c and sim_step.c
  * call this file.
  *
- * If activations move too, they have the disk between updates, and state is not counted to move ahead.
+ * The disk serves others too. Between updates it first moves streamed parameters, a share for each gradient. If
+ * activations move, they have it between updates, so that state moves only during updates, when they wait.
  *
  * Tests: tests/c/sim/test_step_optimizer.c.
  */
@@ -35,11 +36,14 @@ static void update(ms__sim *sim, uint64_t bytes)
     ms__state_stream *state = &sim->state;
     uint64_t moving_ns = share_ns(state, state->moving_ns, bytes);
     uint64_t computing_ns = share_ns(state, state->update_ns, bytes);
-    uint64_t most_ns = most_ahead_ns(state), since_ns = ms__sub_sat(sim->now_ns, state->at_ns);
+    uint64_t others_ns = share_ns(state, sim->hardware->process.window_backward_ns, bytes);
+    uint64_t most_ns = most_ahead_ns(state);
+    uint64_t since_ns = ms__sub_sat(ms__sub_sat(sim->now_ns, state->at_ns), others_ns);
     bool is_first = state->updated_bytes == 0; /* nothing is read ahead before the first update */
     uint64_t ahead_ns = is_first ? 0 : ms__min_u64(ms__add_sat(state->ahead_ns, since_ns), most_ns);
     uint64_t took_ns = ms__max_u64(computing_ns, ms__sub_sat(moving_ns, ahead_ns));
     sim->stall_backward_ns = ms__add_sat(sim->stall_backward_ns, took_ns - computing_ns);
+    ms__io_pause(sim, ms__min_u64(moving_ns, took_ns));
     ms__sim_spend(sim, took_ns);
     state->ahead_ns = ms__min_u64(ms__sub_sat(ms__add_sat(ahead_ns, took_ns), moving_ns), most_ns);
     state->at_ns = sim->now_ns;

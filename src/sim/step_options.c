@@ -136,6 +136,7 @@ int ms__step_sim_new(const ms_graph *graph, const ms_hardware *hardware, uint32_
     made->released = step.released;
     made->optimizer_ns = step.optimizer_ns;
     made->state = step.state;
+    made->option_bytes = step.resident_bytes;
     made->resident_bytes = ms__add_sat(made->resident_bytes, step.resident_bytes);
     for (int tier = 0; tier < MS__TIER_COUNT; tier++) {
         made->held_tier_bytes[tier] = step.tier_bytes[tier];

@@ -52,7 +52,7 @@ typedef struct ms__step {
     uint64_t optimizer_ns;   /* of the optimizer's step */
     ms__state_stream state;  /* on disk; moving_ns 0: none is */
     uint8_t *released;       /* [storage_count] 1: a gradient that is freed in backward; NULL: none is */
-    uint64_t resident_bytes; /* always held on the device, outside hostmem */
+    uint64_t resident_bytes; /* always held on the device, in hostmem if it is the host */
     uint64_t tier_bytes[MS__TIER_COUNT]; /* always held on a lower tier, counted against its cap */
 } ms__step;
 
@@ -82,6 +82,9 @@ uint32_t ms__step_options_toggle(uint32_t options, uint32_t option);
 
 /* The exactness of the least exact one. */
 ms_exactness ms__step_options_exactness(uint32_t options);
+
+/* The bytes of state that STATE_ON_DISK moves to the disk. */
+uint64_t ms__streamed_state_bytes(const ms_loop *loop);
 
 /* The time in which the disk reads and writes the state that STATE_ON_DISK moves there. */
 uint64_t ms__state_moving_ns(const ms_loop *loop, const ms_hardware *hardware);

@@ -4,6 +4,7 @@
  * before, and backward waits for it. Buffers as large as a layer's state let the disk work while backward computes.
  */
 #include "base/units.h"
+#include "rules/rules_internal.h"
 #include "sim/step_options.h"
 
 static const uint32_t needed = 1u << MS_STEP_STATE_ON_DISK | 1u << MS_STEP_GRADIENT_RELEASE;
@@ -23,8 +24,13 @@ static uint32_t read_ahead_judge(const ms__step_case *facts)
     if (rule != MS__STEP_ADMITTED) {
         return rule;
     }
+    const ms_loop *loop = &facts->graph->loop;
     uint64_t wanted = buffer_bytes_for(ms__layer_state_bytes(facts->graph));
-    return wanted > MS__STREAM_BUFFER_BYTES ? MS__STEP_ADMITTED : MS_RULE_TOO_SMALL;
+    if (wanted <= MS__STREAM_BUFFER_BYTES) {
+        return MS_RULE_TOO_SMALL;
+    }
+    uint64_t on_disk = ms__add_sat(ms__streamed_state_bytes(loop), wanted);
+    return ms_rules_disk_cap(facts->hardware, facts->config) < on_disk ? MS_RULE_DISK_CAP : MS__STEP_ADMITTED;
 }
 
 static int read_ahead_apply(const ms_hardware *hardware, ms__step *step)

@@ -1,7 +1,7 @@
 /*
  * Optimizer state on disk as an option of the step (execute/optimizer_stream.c executes it): the state leaves
  * memory, a few buffers are live while the optimizer runs, and its step takes at least the time to read and
- * write the state.
+ * write the state. If gradients are released too, both is so in backward (step_gradient_release.c, sim_update.c).
  */
 #include "base/units.h"
 #include "rules/rules_internal.h"
@@ -9,20 +9,20 @@
 
 static const uint64_t buffer_bytes = MS__STREAM_BUFFER_BYTES;
 
-static uint64_t streamed_bytes(const ms_loop *loop)
+uint64_t ms__streamed_state_bytes(const ms_loop *loop)
 {
     return ms__min_u64(loop->optimizer_stream_bytes, loop->optimizer_state_bytes);
 }
 
 static uint64_t writing_ns(const ms_loop *loop, const ms_hardware *hardware)
 {
-    return ms__rate_ns(streamed_bytes(loop), hardware->disk.write_bytes_per_s);
+    return ms__rate_ns(ms__streamed_state_bytes(loop), hardware->disk.write_bytes_per_s);
 }
 
 /* The device reads one chunk and writes another by turns. */
 uint64_t ms__state_moving_ns(const ms_loop *loop, const ms_hardware *hardware)
 {
-    uint64_t reading_ns = ms__rate_ns(streamed_bytes(loop), hardware->disk.read_bytes_per_s);
+    uint64_t reading_ns = ms__rate_ns(ms__streamed_state_bytes(loop), hardware->disk.read_bytes_per_s);
     return ms__add_sat(reading_ns, writing_ns(loop, hardware));
 }
 
@@ -56,13 +56,13 @@ uint64_t ms__layer_state_bytes(const ms_graph *graph)
         bool is_layer = graph->nodes[i].name[0] != '\0';
         most = ms__max_u64(most, is_layer ? gradient_bytes(graph, i) : 0);
     }
-    return ms__mul_div(streamed_bytes(&graph->loop), most, ms__max_u64(all_gradient_bytes(graph), 1));
+    return ms__mul_div(ms__streamed_state_bytes(&graph->loop), most, ms__max_u64(all_gradient_bytes(graph), 1));
 }
 
 static uint32_t state_on_disk_judge(const ms__step_case *facts)
 {
     const ms_disk *disk = &facts->hardware->disk;
-    uint64_t bytes = streamed_bytes(&facts->graph->loop);
+    uint64_t bytes = ms__streamed_state_bytes(&facts->graph->loop);
     if (!ms_hardware_host_is_device(facts->hardware)) {
         return MS_RULE_HOST_ONLY;
     }
@@ -85,7 +85,7 @@ static uint32_t state_on_disk_judge(const ms__step_case *facts)
 static int state_on_disk_apply(const ms_hardware *hardware, ms__step *step)
 {
     ms_loop *loop = &step->graph->loop;
-    uint64_t bytes = streamed_bytes(loop);
+    uint64_t bytes = ms__streamed_state_bytes(loop);
     step->state = (ms__state_stream){
         .update_ns = step->optimizer_ns,
         .moving_ns = ms__state_moving_ns(loop, hardware),

@@ -444,9 +444,7 @@ static void assume_loop(const ms_trace *trace, ms_graph *graph)
     loop->optimizer_state_bytes = trace->expected_state_bytes != 0
                                       ? trace->expected_state_bytes
                                       : ms__mul_sat(trace->optimizer_elements, STATE_BYTES_PER_ELEMENT);
-    if (trace->residents.trainable_bytes > 0) {
-        loop->optimizer_transient_bytes = ms__mul_sat(trace->residents.largest_parameter_bytes, TRANSIENT_COPIES);
-    }
+    loop->optimizer_transient_bytes = ms__mul_sat(trace->largest_trainable_bytes, TRANSIENT_COPIES);
     if (trace->optimizer_seen) {
         /* A real optimizer may have made its state before the trace. */
         uint64_t unseen_bytes = strcmp(trace->source, "empirical") == 0 ? loop->optimizer_state_bytes : 0;

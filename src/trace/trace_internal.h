@@ -139,6 +139,7 @@ struct ms_trace {
 
     ms_residents residents;
     uint64_t optimizer_elements; /* of trainable parameters */
+    uint64_t largest_trainable_bytes;
     uint64_t expected_state_bytes; /* 0: not known */
     uint64_t made_state_bytes;     /* before the step */
     bool optimizer_seen;

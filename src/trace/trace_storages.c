@@ -35,6 +35,7 @@ static void count_parameter(ms_trace *trace, uint64_t bytes, uint32_t item_bytes
     }
     if (trainable) {
         residents->trainable_bytes = ms__add_sat(residents->trainable_bytes, bytes);
+        trace->largest_trainable_bytes = ms__max_u64(trace->largest_trainable_bytes, bytes);
         trace->optimizer_elements = ms__add_sat(trace->optimizer_elements, bytes / item_bytes);
     }
 }

@@ -246,6 +246,9 @@ static fixture_chain random_chain(fixture_layer *layers, uint64_t *seed)
                            .logits_bytes = (1 + random_below(seed, 30)) * MIB,
                            .parameter_bytes = (20 + random_below(seed, 100)) * MIB,
                            .state_bytes = random_below(seed, 200) * MIB};
+    if (chain.state_bytes > 150 * MIB) {
+        chain.state_bytes *= 20; /* so that a layer's is more than the buffers of a state on disk */
+    }
     chain.marks_loss = !random_once_in(seed, 3);
     chain.marks_head = chain.marks_loss && !random_once_in(seed, 3);
     chain.is_half = random_once_in(seed, 3);

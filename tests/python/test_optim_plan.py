@@ -319,7 +319,7 @@ def test_a_wrap_learns_that_the_optimizer_releases():
 
 _READING_AHEAD = textwrap.dedent(
     """
-    import torch, memscale
+    import json, torch, memscale
     from memscale.optim import AdamW
 
     torch.set_num_threads(1)
@@ -370,7 +370,8 @@ _READING_AHEAD = textwrap.dedent(
     assert chosen(model) >= {"state_on_disk", "gradient_release", "state_read_ahead"}, model._memscale_executor.plan
     assert "read and written during backward" in model._memscale_executor.plan.explain()
     stats = optimizer._place.disk.stats()
-    assert 33554432 < stats["peak_resident_bytes"] <= 67108864 + 4194304 and stats["resident_bytes"] == 0, stats
+    most = json.loads(model._memscale_executor.plan.to_json())["state_buffer_bytes"]
+    assert 33554432 < stats["peak_resident_bytes"] <= most and stats["resident_bytes"] == 0, (stats, most)
     memscale.detach(model)
     assert "exp_avg" in optimizer.state[model.layers[0][0].weight]
     plain = Net()

@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import random
+import subprocess
+import sys
+import time
 from typing import Any
 
 import pytest
@@ -17,6 +21,7 @@ from memscale import _core
 
 _SCRIPT = pathlib.Path(__file__).with_name("streamed_cases.py")
 _SAVING = pathlib.Path(__file__).with_name("streamed_saving.py")
+_KILLED = pathlib.Path(__file__).with_name("streamed_killed.py")
 
 
 def run_case(name: str, mode: str) -> dict[str, Any]:
@@ -85,6 +90,33 @@ def test_saving_and_loading_stay_within_the_window_and_resume_exactly(tmp_path: 
     for way, risen_bytes in found["rises"].items():
         moved_bytes = found["parameter_bytes"] * {"torch.save, optimizer": 2, "load": 6}.get(way, 1)
         assert risen_bytes < moved_bytes / 2, way
+
+
+def test_a_killed_run_goes_on_from_its_last_complete_checkpoint(tmp_path: pathlib.Path) -> None:
+    steps, kills, draws = 6, 4, random.Random(0)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    whole.mkdir()
+    killed.mkdir()
+
+    def lines(folder: pathlib.Path, is_killed: bool) -> list[str]:
+        command = [sys.executable, "-W", "ignore", str(_KILLED), str(folder), str(steps)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+            assert child.stdout is not None
+            if not is_killed:
+                return child.stdout.read().splitlines()
+            found = [child.stdout.readline().strip()]
+            time.sleep(draws.random() * 0.5)  # in a step, in a save, or between them
+            child.kill()
+            return found + child.stdout.read().splitlines()
+
+    expected = lines(whole, is_killed=False)
+    assert len(expected) == steps
+    seen: list[str] = []
+    for attempt in range(kills + 1):
+        seen += [line for line in lines(killed, is_killed=attempt < kills) if line]
+    assert set(seen) == set(expected)
+    # Files of streamed tensors and of the state have no names. A save that was killed leaves its own file.
+    assert {path.name for path in killed.iterdir()} <= {"last.pt", "last.part"}
 
 
 def test_directories_that_are_not_on_a_disk_are_refused(tmp_path: pathlib.Path) -> None:

@@ -273,6 +273,10 @@ static void reading_ahead_needs_both_options_and_large_layers(void **state)
     assert_true(ms__step_options_agree(ahead_bit | disk_bit | release_bit));
     assert_int_equal(ms__step_options_toggle(disk_bit, MS_STEP_STATE_READ_AHEAD), ahead_bit | disk_bit | release_bit);
     assert_int_equal(ms__step_options_toggle(ahead_bit | disk_bit | release_bit, MS_STEP_STATE_ON_DISK), release_bit);
+    f->config.max_disk_offload_bytes = LAYERS * 60 * MIB + MS__STREAM_BUFFER_BYTES; /* no more than the usual buffers */
+    assert_int_equal(rule_of(f, MS_STEP_STATE_ON_DISK), MS_RULE_PRESSURE);
+    assert_int_equal(rule_of(f, MS_STEP_STATE_READ_AHEAD), MS_RULE_DISK_CAP);
+    f->config.max_disk_offload_bytes = MS_UNSET;
     f->graph->loop.gradients_releasable = false;
     assert_int_equal(rule_of(f, MS_STEP_STATE_READ_AHEAD), MS_RULE_OTHER_OPTIMIZER);
     f->graph->loop.gradients_releasable = true;
@@ -304,6 +308,58 @@ static void a_plan_reads_ahead_if_the_budget_allows(void **state)
         ms_free(text);
         ms_plan_free(plan);
     }
+}
+
+/* While backward waits for the disk, a layer's recomputation costs nothing, so the bound must not add it to the waits. */
+static void the_lower_bound_holds_if_recomputation_hides_behind_the_disk(void **state)
+{
+    fixture *f = *state;
+    ms_error err = {0};
+    (void)give_layers_state(f);
+    f->config.enable_offloading = true;
+    uint64_t smallest = fixture_smallest_budget(f), need = fixture_need(f), before = UINT64_MAX;
+    uint32_t recomputed = 0;
+    for (uint64_t budget = smallest; budget < need; budget += (need - smallest) / 40 + 1) {
+        ms_plan *plan = NULL;
+        f->config.memory_budget_bytes = budget;
+        assert_ms_ok(ms_pipeline_plan(f->graph, f->hardware, &f->config, &plan, &err), err);
+        assert_true(plan->why.lower_bound_ns <= plan->replay.step_ns);
+        assert_true(plan->replay.step_ns <= before);
+        before = plan->replay.step_ns;
+        for (uint32_t i = 0; i < plan->entry_count; i++) {
+            recomputed += plan->entries[i].technique != MS_TECHNIQUE_KEEP;
+        }
+        ms_plan_free(plan);
+    }
+    assert_true(recomputed > 0);
+}
+
+/* Parameters that stream have the disk first. */
+static void streamed_parameters_leave_less_time_for_state(void **state)
+{
+    fixture *f = *state;
+    uint32_t options = release_bit | disk_bit | ahead_bit;
+    uint64_t moving_ns = give_layers_state(f);
+    compute_longer(f->graph, 1000);
+    ms_replay alone = fixture_simulate(f, keep, options);
+    uint64_t layer_ns = alone.step_ns / LAYERS; /* longer than a layer's backward */
+    f->hardware->process.window_backward_ns = LAYERS * layer_ns;
+    ms_replay busy = fixture_simulate(f, keep, options);
+    uint64_t hidden_ns = (LAYERS - 1) * (moving_ns / 2);
+    assert_in_range(busy.stall_backward_ns - alone.stall_backward_ns, hidden_ns - hidden_ns / 10, hidden_ns);
+}
+
+/* Activations that move and state share the disk: neither moves while the other does. */
+static void activations_and_state_take_turns(void **state)
+{
+    fixture *f = *state;
+    uint8_t away[NODES] = {0};
+    uint32_t both = release_bit | disk_bit;
+    uint64_t moving_ns = give_layers_state(f);
+    memset(away + 1, MS_TECHNIQUE_OFFLOAD_DISK, LAYERS);
+    ms_replay moved = fixture_simulate(f, away, both);
+    assert_true(moved.moved_bytes > 0);
+    assert_true(moved.step_ns >= LAYERS * moving_ns + moved.moved_bytes / 2); /* 1 GB/s; half of it in forward */
 }
 
 static void a_gradient_stays_until_the_last_node_adds_to_it(void **state)
@@ -506,6 +562,9 @@ int main(void)
         TEST(the_buffers_are_live_in_backward_and_as_large_as_a_layers_state),
         TEST(reading_ahead_needs_both_options_and_large_layers),
         TEST(a_plan_reads_ahead_if_the_budget_allows),
+        TEST(the_lower_bound_holds_if_recomputation_hides_behind_the_disk),
+        TEST(streamed_parameters_leave_less_time_for_state),
+        TEST(activations_and_state_take_turns),
         TEST(a_gradient_stays_until_the_last_node_adds_to_it),
         TEST(buffer_bytes_equal_the_streams),
         TEST(rules_name_the_reason),

@@ -65,6 +65,16 @@ static void trainable_is_what_one_use_says(void **state)
                          "\"optimizer_state_bytes\":160,\"optimizer_transient_bytes\":80,");
 }
 
+static void an_optimizer_makes_copies_of_trainable_parameters_only(void **state)
+{
+    (void)state;
+    resident(1, 4000, MS_RESIDENT_PARAMETER, false);
+    resident(2, 40, MS_RESIDENT_PARAMETER, true);
+    assert_finishes_with("\"largest_parameter_bytes\":4000},\"loop\":{\"outputs_held\":true,"
+                         "\"gradients_live_in_forward\":true,\"observed\":false,"
+                         "\"optimizer_state_bytes\":80,\"optimizer_transient_bytes\":80,");
+}
+
 static void storages_of_no_bytes_and_foreign_ones_are_ignored(void **state)
 {
     (void)state;
@@ -249,6 +259,7 @@ int main(void)
         TEST(residents_are_part_of_no_event),
         TEST(a_key_freed_by_a_resident_serves_a_storage),
         TEST(trainable_is_what_one_use_says),
+        TEST(an_optimizer_makes_copies_of_trainable_parameters_only),
         TEST(storages_of_no_bytes_and_foreign_ones_are_ignored),
         TEST(a_gradient_from_before_the_step_counts_from_the_start_of_backward),
         TEST(an_unknown_gradient_before_backward_is_ignored),

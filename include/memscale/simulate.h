@@ -37,7 +37,7 @@ MS_API const char *ms_exactness_name(ms_exactness exactness);
     X(STATE_ON_HOST, state_on_host, EXACT, \
       "optimizer state lies in host memory and streams through the card in its step") \
     X(STATE_READ_AHEAD, state_read_ahead, EXACT, \
-      "state on disk is read and written during backward too, through buffers as large as a layer's state")
+      "optimizer state moves during backward too, through buffers as large as a layer's state")
 typedef enum ms_step_option {
 #define MS_STEP_OPTION_ENUM(id, name, exactness, text) MS_STEP_##id,
     MS_STEP_OPTION_TABLE(MS_STEP_OPTION_ENUM)

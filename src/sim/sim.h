@@ -227,21 +227,21 @@ typedef struct ms__peak {
 } ms__peak;
 
 /*
- * Optimizer state on disk. If gradients are released, each update in backward takes its share of these times; see
+ * Optimizer state off the device, on disk or in host memory. If gradients are released, each update in backward takes its share of these times; see
  * sim_update.c. Without release all of it comes in the optimizer's phase.
  */
 typedef struct ms__state_stream {
     uint64_t update_ns;    /* of the processor, for all parameters */
-    uint64_t moving_ns;    /* of the disk, both ways; 0: no state is on disk */
-    uint64_t writing_ns;   /* the part of it that writes */
-    uint64_t state_bytes;  /* on disk */
+    uint64_t moving_ns;    /* of the disk or link, both ways; 0: all state is on the device */
+    uint64_t writing_ns;   /* the way down alone */
+    uint64_t state_bytes;  /* off the device */
     uint64_t gradient_bytes; /* of all gradients */
     uint64_t buffer_bytes; /* half of them hold what is written, half what was read ahead */
     uint64_t layer_bytes;  /* of the layer that has most */
     /* the running pass */
-    bool is_alone;         /* nothing else uses the disk */
+    bool is_alone;         /* no activations move */
     uint64_t updated_bytes; /* of the gradients used so far */
-    uint64_t ahead_ns;     /* what the disk has done beyond the last update's need */
+    uint64_t ahead_ns;     /* see sim_update.c */
     uint64_t at_ns;        /* the end of the last update */
 } ms__state_stream;
 

@@ -1,12 +1,12 @@
 /*
- * The optimizer's time. Usually it comes after backward, in one piece. If state lies on disk and gradients are released,
- * each update comes in backward, with its gradient, and takes its share: of the processor's time, and of the disk's, as
- * far as the disk has not done it before. Between updates the disk writes what the last ones changed and reads what the
- * next ones need, but only as much as the buffers hold: half of them for each direction. sim_replay.c and sim_step.c
- * call this file.
+ * The optimizer's time. Usually it comes after backward, in one piece. If state lies off the device and gradients are
+ * released, each update comes in backward, with its gradient, and takes its share: of the processor's time, and of the
+ * disk's or link's, as far as that was not done before. Between updates, what the last ones changed is written and what
+ * the next ones need is read, but only as much as the buffers hold: half of them for each direction. sim_replay.c and
+ * sim_step.c call this file.
  *
- * The disk serves others too. Between updates it first moves streamed parameters, a share for each gradient. If
- * activations move, they have it between updates, so that state moves only during updates, when they wait.
+ * Disk and link serve others too. Between updates they first move streamed parameters, a share for each gradient. If
+ * activations move, they have them between updates, so that state moves only during updates, when they wait.
  *
  * Tests: tests/c/sim/test_step_optimizer.c.
  */
@@ -24,23 +24,28 @@ static uint64_t share_ns(const ms__state_stream *state, uint64_t whole_ns, uint6
     return ms__mul_div(whole_ns, bytes, ms__max_u64(state->gradient_bytes, 1));
 }
 
-/* The most that the disk can do between two updates. */
-static uint64_t most_ahead_ns(const ms__state_stream *state)
+/* The part of `whole_ns` in which half of the buffers move; 0 if activations have the disk between updates. */
+static uint64_t buffered_ns(const ms__state_stream *state, uint64_t whole_ns)
 {
     uint64_t held_bytes = ms__min_u64(state->buffer_bytes / 2, state->state_bytes);
-    return state->is_alone ? ms__mul_div(state->moving_ns, held_bytes, ms__max_u64(state->state_bytes, 1)) : 0;
+    return state->is_alone ? ms__mul_div(whole_ns, held_bytes, ms__max_u64(state->state_bytes, 1)) : 0;
 }
 
+/*
+ * `ahead_ns` is how far the disk is ahead of the latest time at which it can do its work: with nothing read ahead and
+ * half of the buffers still to be written it is 0, with nothing to be written and half of them read ahead it is as large
+ * as it can be.
+ */
 static void update(ms__sim *sim, uint64_t bytes)
 {
     ms__state_stream *state = &sim->state;
     uint64_t moving_ns = share_ns(state, state->moving_ns, bytes);
     uint64_t computing_ns = share_ns(state, state->update_ns, bytes);
     uint64_t others_ns = share_ns(state, sim->hardware->process.window_backward_ns, bytes);
-    uint64_t most_ns = most_ahead_ns(state);
     uint64_t since_ns = ms__sub_sat(ms__sub_sat(sim->now_ns, state->at_ns), others_ns);
-    bool is_first = state->updated_bytes == 0; /* nothing is read ahead before the first update */
-    uint64_t ahead_ns = is_first ? 0 : ms__min_u64(ms__add_sat(state->ahead_ns, since_ns), most_ns);
+    uint64_t most_ns = buffered_ns(state, state->moving_ns);
+    uint64_t ahead_ns = state->updated_bytes == 0 ? buffered_ns(state, state->writing_ns)
+                                                  : ms__min_u64(ms__add_sat(state->ahead_ns, since_ns), most_ns);
     uint64_t took_ns = ms__max_u64(computing_ns, ms__sub_sat(moving_ns, ahead_ns));
     sim->stall_backward_ns = ms__add_sat(sim->stall_backward_ns, took_ns - computing_ns);
     ms__io_pause(sim, ms__min_u64(moving_ns, took_ns));
@@ -71,8 +76,7 @@ void ms__sim_end_updates(ms__sim *sim)
     }
     const ms__state_stream *state = &sim->state;
     update(sim, ms__sub_sat(state->gradient_bytes, state->updated_bytes));
-    uint64_t open_ns = ms__sub_sat(most_ahead_ns(state), state->ahead_ns);
-    uint64_t writing_ns = ms__mul_div(open_ns, state->writing_ns, state->moving_ns);
+    uint64_t writing_ns = ms__sub_sat(buffered_ns(state, state->writing_ns), state->ahead_ns);
     sim->stall_backward_ns = ms__add_sat(sim->stall_backward_ns, writing_ns);
     ms__sim_spend(sim, writing_ns);
 }

@@ -54,7 +54,9 @@ bool ms__step_options_agree(uint32_t options)
 {
     for (uint32_t i = 0; i < MS_STEP_OPTION_COUNT; i++) {
         const ms__step_option *option = table[i].option;
-        bool conflicts = (options & option->excludes) != 0 || (options & option->needs) != option->needs;
+        bool lacks = (options & option->needs) != option->needs ||
+                     (option->needs_one != 0 && (options & option->needs_one) == 0);
+        bool conflicts = (options & option->excludes) != 0 || lacks;
         if ((options & 1u << i) != 0 && conflicts) {
             return false;
         }
@@ -62,16 +64,19 @@ bool ms__step_options_agree(uint32_t options)
     return true;
 }
 
+static bool excludes(uint32_t option, uint32_t other)
+{
+    return (table[option].option->excludes & 1u << other) != 0 || (table[other].option->excludes & 1u << option) != 0;
+}
+
 uint32_t ms__step_options_toggle(uint32_t options, uint32_t option)
 {
-    uint32_t bit = 1u << option;
-    bool turns_on = (options & bit) == 0;
-    uint32_t toggled = turns_on ? options | bit | table[option].option->needs : options & ~bit;
+    bool turns_on = (options & 1u << option) == 0;
+    uint32_t toggled = turns_on ? options | 1u << option | table[option].option->needs : options & ~(1u << option);
     for (uint32_t i = 0; i < MS_STEP_OPTION_COUNT; i++) {
         const ms__step_option *other = table[i].option;
-        bool excluded = (other->excludes & bit) != 0 || (table[option].option->excludes & 1u << i) != 0;
-        bool goes = turns_on ? excluded : (other->needs & bit) != 0;
-        toggled &= goes ? ~(1u << i) : ~0u;
+        bool lacks = !turns_on && ((other->needs | other->needs_one) & 1u << option) != 0;
+        toggled &= lacks || (turns_on && excludes(option, i)) ? ~(1u << i) : ~0u;
     }
     return toggled;
 }

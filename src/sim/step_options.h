@@ -15,17 +15,18 @@
 
 #include "sim/sim.h"
 
-/* Buffers of optimizer state on disk: MS_OPTIMIZER_CHUNKS of MS_OPTIMIZER_CHUNK_BYTES. A test compares
- * them. */
+/* Buffers of optimizer state on disk: MS_OPTIMIZER_CHUNKS of MS_OPTIMIZER_CHUNK_BYTES. A test compares them. */
 #define MS__STREAM_CHUNK_BYTES ((uint64_t)4 << 20)
 #define MS__STREAM_BUFFER_BYTES (8 * MS__STREAM_CHUNK_BYTES)
 
-/* The most that an option may make of them. */
-#define MS__STREAM_BUFFER_MOST_BYTES ((uint64_t)1 << 30)
+/* The same for state in host memory: MS_OPTIMIZER_HOST_BUFFERS of MS_OPTIMIZER_HOST_BUFFER_BYTES on the card. Beside them,
+ * the temporaries of torch's update of one buffer's parameters are at most as large as that. */
+#define MS__HOST_CHUNK_BYTES ((uint64_t)16 << 20)
+#define MS__HOST_BUFFER_BYTES (3 * MS__HOST_CHUNK_BYTES)
+#define MS__HOST_STREAM_BYTES (MS__HOST_BUFFER_BYTES + MS__HOST_CHUNK_BYTES)
 
-/* The same for state in host memory: MS_OPTIMIZER_HOST_BUFFERS of MS_OPTIMIZER_HOST_BUFFER_BYTES on the card,
- * and the temporaries of torch's update of one buffer's parameters, at most as large. */
-#define MS__HOST_STREAM_BYTES ((uint64_t)64 << 20)
+/* The most that an option may make of either. */
+#define MS__STREAM_BUFFER_MOST_BYTES ((uint64_t)1 << 30)
 
 /* Most bytes of one chunk's 32-bit logits, as in ms_loss_chunk_rows(). A test compares them. */
 #define MS__LOSS_CHUNK_BYTES ((uint64_t)24 << 20)
@@ -50,7 +51,7 @@ enum { MS__STEP_ADMITTED = MS_RULE_COUNT };
 typedef struct ms__step {
     ms_graph *graph;         /* a private copy */
     uint64_t optimizer_ns;   /* of the optimizer's step */
-    ms__state_stream state;  /* on disk; moving_ns 0: none is */
+    ms__state_stream state;  /* off the device; moving_ns 0: none is */
     uint8_t *released;       /* [storage_count] 1: a gradient that is freed in backward; NULL: none is */
     uint64_t resident_bytes; /* always held on the device, in hostmem if it is the host */
     uint64_t tier_bytes[MS__TIER_COUNT]; /* always held on a lower tier, counted against its cap */
@@ -59,7 +60,8 @@ typedef struct ms__step {
 typedef struct ms__step_option {
     uint32_t excludes; /* bits of options that it can't be combined with */
     uint32_t needs;    /* bits of options without which it does nothing */
-    bool goes_first;   /* applied before the others, because it changes the nodes' programs */
+    uint32_t needs_one; /* bits of options of which it needs one; 0: none */
+    bool goes_first;   /* applied before the others, because they build on what it changes */
     /* The ms_rule that refuses it, or MS__STEP_ADMITTED. Pure. */
     uint32_t (*judge)(const ms__step_case *facts);
     /* Changes the step. MS_ENOMEM is the only failure. Pure: depends only on graph and machine. */
@@ -77,7 +79,7 @@ uint32_t ms__step_options_admit(const ms__step_case *facts, uint32_t *rules);
 bool ms__step_options_agree(uint32_t options);
 
 /* The options with one of them toggled. Turning it on turns on those that it needs and turns off those that exclude it;
- * turning it off turns off those that need it. */
+ * turning it off turns off those that need it. The result may lack one of those that `needs_one` names. */
 uint32_t ms__step_options_toggle(uint32_t options, uint32_t option);
 
 /* The exactness of the least exact one. */
@@ -89,8 +91,10 @@ uint64_t ms__streamed_state_bytes(const ms_loop *loop);
 /* The time in which the disk reads and writes the state that STATE_ON_DISK moves there. */
 uint64_t ms__state_moving_ns(const ms_loop *loop, const ms_hardware *hardware);
 
-/* The state of the layer that has most, of the part that can lie on disk. */
-uint64_t ms__layer_state_bytes(const ms_graph *graph);
+/* `bytes` of state lie off the device, move both ways in `moving_ns`, the way down alone in `writing_ns`, through buffers
+ * of `buffer_bytes`. The optimizer's step takes at least `moving_ns`. */
+void ms__step_move_state(ms__step *step, uint64_t bytes, uint64_t moving_ns, uint64_t writing_ns,
+                         uint64_t buffer_bytes);
 
 /* Makes the simulator of the graph's step under these options. It keeps pointers into the hardware, and
  * without options into the graph. */

@@ -9,11 +9,6 @@
 
 static const uint64_t buffer_bytes = MS__STREAM_BUFFER_BYTES;
 
-uint64_t ms__streamed_state_bytes(const ms_loop *loop)
-{
-    return ms__min_u64(loop->optimizer_stream_bytes, loop->optimizer_state_bytes);
-}
-
 static uint64_t writing_ns(const ms_loop *loop, const ms_hardware *hardware)
 {
     return ms__rate_ns(ms__streamed_state_bytes(loop), hardware->disk.write_bytes_per_s);
@@ -24,39 +19,6 @@ uint64_t ms__state_moving_ns(const ms_loop *loop, const ms_hardware *hardware)
 {
     uint64_t reading_ns = ms__rate_ns(ms__streamed_state_bytes(loop), hardware->disk.read_bytes_per_s);
     return ms__add_sat(reading_ns, writing_ns(loop, hardware));
-}
-
-static uint64_t all_gradient_bytes(const ms_graph *graph)
-{
-    uint64_t bytes = 0;
-    for (uint32_t i = 0; i < graph->storage_count; i++) {
-        const ms_storage *storage = &graph->storages[i];
-        bytes = ms__add_sat(bytes, storage->role == MS_STORAGE_GRADIENT ? storage->bytes : 0);
-    }
-    return bytes;
-}
-
-/* Of the gradients that are final in the node. */
-static uint64_t gradient_bytes(const ms_graph *graph, uint32_t node)
-{
-    const ms_profile *profile = &graph->profiles[graph->nodes[node].profile];
-    uint64_t bytes = 0;
-    for (uint32_t i = 0; i < profile->external_count; i++) {
-        const ms_storage *storage = &graph->storages[graph->nodes[node].externals[i]];
-        bool is_last = storage->role == MS_STORAGE_GRADIENT && storage->last_node == node;
-        bytes = ms__add_sat(bytes, is_last ? storage->bytes : 0);
-    }
-    return bytes;
-}
-
-uint64_t ms__layer_state_bytes(const ms_graph *graph)
-{
-    uint64_t most = 0;
-    for (uint32_t i = 0; i < graph->node_count; i++) {
-        bool is_layer = graph->nodes[i].name[0] != '\0';
-        most = ms__max_u64(most, is_layer ? gradient_bytes(graph, i) : 0);
-    }
-    return ms__mul_div(ms__streamed_state_bytes(&graph->loop), most, ms__max_u64(all_gradient_bytes(graph), 1));
 }
 
 static uint32_t state_on_disk_judge(const ms__step_case *facts)
@@ -86,16 +48,7 @@ static int state_on_disk_apply(const ms_hardware *hardware, ms__step *step)
 {
     ms_loop *loop = &step->graph->loop;
     uint64_t bytes = ms__streamed_state_bytes(loop);
-    step->state = (ms__state_stream){
-        .update_ns = step->optimizer_ns,
-        .moving_ns = ms__state_moving_ns(loop, hardware),
-        .writing_ns = writing_ns(loop, hardware),
-        .state_bytes = bytes,
-        .gradient_bytes = all_gradient_bytes(step->graph),
-        .buffer_bytes = buffer_bytes,
-        .layer_bytes = ms__layer_state_bytes(step->graph),
-    };
-    step->optimizer_ns = ms__max_u64(step->optimizer_ns, step->state.moving_ns);
+    ms__step_move_state(step, bytes, ms__state_moving_ns(loop, hardware), writing_ns(loop, hardware), buffer_bytes);
     loop->optimizer_state_bytes -= bytes;
     loop->optimizer_transient_bytes = ms__add_sat(loop->optimizer_transient_bytes, buffer_bytes);
     /* A version on disk is freed once the next one is written. */

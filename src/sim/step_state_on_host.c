@@ -1,20 +1,15 @@
 /*
  * Optimizer state in host memory as an option of a GPU's step (optim/host.py executes it): the state leaves the
  * card, torch's operators update one buffer's parameters at a time, and the optimizer's step takes at least the time
- * to move the state up and down.
+ * to move the state up and down. If gradients are released too, it does so in backward (sim_update.c).
  */
 #include "base/units.h"
 #include "rules/rules_internal.h"
 #include "sim/step_options.h"
 
-static uint64_t hosted_bytes(const ms_loop *loop)
-{
-    return ms__min_u64(loop->optimizer_stream_bytes, loop->optimizer_state_bytes);
-}
-
 static uint32_t state_on_host_judge(const ms__step_case *facts)
 {
-    uint64_t bytes = hosted_bytes(&facts->graph->loop);
+    uint64_t bytes = ms__streamed_state_bytes(&facts->graph->loop);
     if (ms_hardware_host_is_device(facts->hardware)) {
         return MS_RULE_HOST_IS_DEVICE;
     }
@@ -30,11 +25,15 @@ static uint32_t state_on_host_judge(const ms__step_case *facts)
     return ms_rules_host_cap(facts->hardware, facts->config) < bytes ? MS_RULE_HOST_CAP : MS__STEP_ADMITTED;
 }
 
-static uint64_t moving_ns(const ms_gpu *gpu, uint64_t bytes)
+static uint64_t down_ns(const ms_gpu *gpu, uint64_t bytes)
+{
+    return ms__rate_ns(bytes, gpu->to_host_bytes_per_s);
+}
+
+static uint64_t both_ways_ns(const ms_gpu *gpu, uint64_t bytes)
 {
     uint64_t up_ns = ms__rate_ns(bytes, gpu->from_host_bytes_per_s);
-    uint64_t down_ns = ms__rate_ns(bytes, gpu->to_host_bytes_per_s);
-    return gpu->copy_engines < 2 ? ms__add_sat(up_ns, down_ns) : ms__max_u64(up_ns, down_ns);
+    return gpu->copy_engines < 2 ? ms__add_sat(up_ns, down_ns(gpu, bytes)) : ms__max_u64(up_ns, down_ns(gpu, bytes));
 }
 
 /* The temporaries of the other parameters' update stay; they are in proportion to their state. */
@@ -42,8 +41,10 @@ static int state_on_host_apply(const ms_hardware *hardware, ms__step *step)
 {
     const ms_gpu *gpu = ms_hardware_gpu(hardware);
     ms_loop *loop = &step->graph->loop;
-    uint64_t bytes = hosted_bytes(loop), all = ms__max_u64(loop->optimizer_state_bytes, 1);
-    step->optimizer_ns = ms__max_u64(step->optimizer_ns, gpu != NULL ? moving_ns(gpu, bytes) : 0);
+    uint64_t bytes = ms__streamed_state_bytes(loop), all = ms__max_u64(loop->optimizer_state_bytes, 1);
+    if (gpu != NULL) {
+        ms__step_move_state(step, bytes, both_ways_ns(gpu, bytes), down_ns(gpu, bytes), MS__HOST_BUFFER_BYTES);
+    }
     loop->optimizer_state_bytes -= bytes;
     uint64_t others = ms__mul_div(loop->optimizer_transient_bytes, loop->optimizer_state_bytes, all);
     loop->optimizer_transient_bytes = ms__add_sat(others, MS__HOST_STREAM_BYTES);
@@ -51,4 +52,5 @@ static int state_on_host_apply(const ms_hardware *hardware, ms__step *step)
     return MS_OK;
 }
 
-const ms__step_option ms__step_state_on_host = {.judge = state_on_host_judge, .apply = state_on_host_apply};
+const ms__step_option ms__step_state_on_host = {
+    .goes_first = true, .judge = state_on_host_judge, .apply = state_on_host_apply};

@@ -368,7 +368,7 @@ _READING_AHEAD = textwrap.dedent(
     model, optimizer = planned(smallest + 80e6)
     found = train(model, optimizer, 3)
     assert chosen(model) >= {"state_on_disk", "gradient_release", "state_read_ahead"}, model._memscale_executor.plan
-    assert "read and written during backward" in model._memscale_executor.plan.explain()
+    assert "moves during backward" in model._memscale_executor.plan.explain()
     stats = optimizer._place.disk.stats()
     most = json.loads(model._memscale_executor.plan.to_json())["state_buffer_bytes"]
     assert 33554432 < stats["peak_resident_bytes"] <= most and stats["resident_bytes"] == 0, (stats, most)

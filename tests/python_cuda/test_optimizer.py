@@ -105,6 +105,31 @@ def test_schedules_change_no_bit():
             assert_equal((plain, reference), (model, optimizer))
 
 
+@pytest.mark.usefixtures("small_buffers")
+def test_more_buffers_change_no_bit_and_are_freed():
+    buffers = 6 * _core.OPTIMIZER_HOST_BUFFER_BYTES
+    plain = model_of()
+    reference = torch.optim.AdamW(plain.parameters(), lr=1e-2)
+    train(plain, reference)
+    for seed in range(10):
+        model = model_of()
+        optimizer = AdamW(model.parameters(), lr=1e-2)
+        optimizer._arrange(False, True, on_host=True, buffer_bytes=buffers)
+        with scheduled(seed):
+            train(model, optimizer, 3)
+            before = torch.cuda.memory_allocated()
+            gradients(model, 3)  # updates, and leaves the buffers for the step's other parameters
+            assert buffers <= torch.cuda.memory_allocated() - before < buffers + MB
+            optimizer._arrange(False, True, on_host=True)  # from the next step on
+            optimizer.step()
+            optimizer.zero_grad()
+            assert torch.cuda.memory_allocated() <= before
+            assert_equal((plain, reference), (model, optimizer))
+            gradients(model, 4)
+            usual = _core.OPTIMIZER_HOST_BUFFERS * _core.OPTIMIZER_HOST_BUFFER_BYTES
+            assert usual <= torch.cuda.memory_allocated() - before < usual + MB
+
+
 def test_groups_layouts_and_missing_gradients(small_buffers):
     def make(kind, **options):
         torch.manual_seed(0)
@@ -371,6 +396,45 @@ def test_a_plan_releases_gradients_too(expected):
     assert chosen >= {"state_on_host", "gradient_release"}, executor.plan.explain()
     memscale.detach(model)
     assert_equal(four, (model, optimizer))
+
+
+@pytest.mark.double
+def test_a_plan_gives_state_larger_buffers_if_the_budget_allows():
+    def make() -> nn.Module:
+        return model_of(3072, 4)  # each layer has 38 MB of gradients and 75 MB of state
+
+    def trained(budget_bytes: float):
+        model = make()
+        config = memscale.Config(memory_budget_gb=budget_bytes / 1e9, mode="aggressive", enable_logging=False)
+        model, optimizer = memscale.apply_all_optimizations(model, AdamW(model.parameters(), lr=1e-2), config)
+        torch.cuda.reset_peak_memory_stats()
+        train(model, optimizer, 4)
+        return model, optimizer
+
+    def smallest() -> int:
+        try:
+            trained(MB)
+        except memscale.BudgetInfeasibleError as error:  # its traceback holds the model
+            return error.smallest_budget_bytes
+        raise AssertionError
+
+    least = smallest()
+    gc.collect()
+    plain = make()
+    reference = torch.optim.AdamW(plain.parameters(), lr=1e-2)
+    train(plain, reference, 4)
+    expected = values_of(plain, reference)
+    del plain, reference
+    for room_mb, is_ahead in ((0, False), (60, True)):
+        budget = least + room_mb * 1e6
+        model, optimizer = trained(budget)
+        peak = torch.cuda.max_memory_allocated()
+        plan = model._memscale_executor.plan
+        assert plan.step_options["state_read_ahead"]["chosen"] == is_ahead, plan.explain()
+        assert peak <= budget
+        memscale.detach(model)
+        assert_equal(expected, (model, optimizer))
+        del model, optimizer
 
 
 def test_rules_say_why_state_stays_on_the_card():

@@ -288,7 +288,7 @@ class AdamW(torch.optim.AdamW):
     ) -> None:
         """Moves state, and begins or ends gradient release, as a plan says. Called between steps."""
         self._place.arrange(self, on_disk, buffer_bytes, directory, cap_gb)
-        self._place.arrange_host(self, on_host)
+        self._place.arrange_host(self, on_host, buffer_bytes)
         self._releasing.arrange(self, releases, may_release)
 
     # ---- state dicts -------------------------------------------------------------------

@@ -27,8 +27,8 @@ __all__ = ["HostState", "can_be_hosted"]
 _log = logging.getLogger("memscale")
 
 _NAMES = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
-_BUFFERS = _core.OPTIMIZER_HOST_BUFFERS
-_AHEAD = _BUFFERS - 1  # buffers that may be filled before the current one has been used
+_LEAST_BUFFERS = _core.OPTIMIZER_HOST_BUFFERS
+_BUFFER_BYTES = _core.OPTIMIZER_HOST_BUFFER_BYTES
 
 
 def can_be_hosted(p: torch.Tensor, group: dict[str, Any]) -> bool:
@@ -74,20 +74,24 @@ class _Lane:
         """Whether the buffers are there."""
         return bool(self._buffers)
 
-    def open(self) -> None:
-        """Allocates the buffers, if they are not there. Transfers begin after the work that the caller has queued."""
+    @property
+    def ahead(self) -> int:
+        """The buffers that may be filled before the current one has been used."""
+        return len(self._buffers) - 1
+
+    def open(self, count: int) -> None:
+        """Allocates `count` buffers, if none are there. Transfers begin after the work that the caller has queued."""
         if self._buffers:
             return
         self._home = self.current()
-        size = (_core.OPTIMIZER_HOST_BUFFER_BYTES,)
-        self._buffers = [torch.empty(size, dtype=torch.uint8, device=self.device) for _ in range(_BUFFERS)]
-        self._stored = [None] * _BUFFERS
+        self._buffers = [torch.empty((_BUFFER_BYTES,), dtype=torch.uint8, device=self.device) for _ in range(count)]
+        self._stored = [None] * count
         self.up.wait_stream(self._home)
         self.turn = 0
 
     def take(self) -> int:
         """The next buffer's number; filling it will wait until its last bytes are in host memory."""
-        number = self.turn % _BUFFERS
+        number = self.turn % len(self._buffers)
         self.turn += 1
         if self._stored[number] is not None:
             self.up.wait_event(self._stored[number])
@@ -128,12 +132,18 @@ class HostState:
         self._layouts: dict[torch.Tensor, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         self._lanes: dict[torch.device, _Lane] = {}
         self._shown: list[weakref.ref[torch.Tensor]] = []
+        self._buffers = _LEAST_BUFFERS
 
     def __contains__(self, p: torch.Tensor) -> bool:
         return p in self._moments
 
     def __len__(self) -> int:
         return len(self._moments)
+
+    def set_buffers(self, buffer_bytes: int) -> None:
+        """Sets the bytes of the card's buffers that states pass through, from the next round of updates on; 0 for as
+        few as possible."""
+        self._buffers = max(buffer_bytes // _BUFFER_BYTES, _LEAST_BUFFERS)
 
     def host_bytes(self) -> int:
         """Bytes of all states."""
@@ -202,7 +212,7 @@ class HostState:
     def open(self, params: list[torch.Tensor]) -> None:
         """Allocates the buffers for an update of `params`, if they are not there."""
         for p in params:
-            self._lane(p).open()
+            self._lane(p).open(self._buffers)
 
     def end(self) -> None:
         """Ends the updates of a step. Whoever holds exported tensors finds the new values in them."""
@@ -217,10 +227,10 @@ class HostState:
         flat = {p: (_flat(p.detach()), _flat(_state.laid_out_as(p, gradient_of(p)))) for p in params}
         arrays = len(self._moments[params[0]])
         loads = _loads(params, _core.optimizer_host_elements(arrays, params[0].dtype.itemsize))
-        filled = [self._fill(lane, load) for load in loads[:_AHEAD]]
+        filled = [self._fill(lane, load) for load in loads[: lane.ahead]]
         for index in range(len(loads)):
-            if index + _AHEAD < len(loads):
-                filled.append(self._fill(lane, loads[index + _AHEAD]))
+            if index + lane.ahead < len(loads):
+                filled.append(self._fill(lane, loads[index + lane.ahead]))
             now = filled.pop(0)
             lane.current().wait_event(now.ready)
             _compute(optimizer, group, now, flat)

@@ -337,7 +337,9 @@ int ms__state_rest(ms__state_slots *s, ms_error *err)
     int rc = MS_OK;
     for (int i = 0; i < MS_OPTIMIZER_CHUNKS_MOST; i++) {
         int ended = state_slot_rest(s, &s->slots[i], rc == MS_OK ? err : NULL);
-        rc = rc == MS_OK ? ended : rc;
+        if (rc == MS_OK) {
+            rc = ended;
+        }
     }
     return rc;
 }

@@ -212,10 +212,10 @@ def run_schedule(schedule: Any, stages_per_rank: int, wraps: bool) -> tuple[list
     return seen, recomputed
 
 
-def pipelines() -> None:
+def pipelines(names: tuple[str, ...] = SCHEDULES) -> None:
     from torch.distributed.pipelining import schedules
 
-    for name in SCHEDULES:
+    for name in names:
         schedule = getattr(schedules, name, None)
         if schedule is None:  # an earlier torch
             continue
@@ -241,6 +241,11 @@ def main() -> None:
         shards()
         mixed()
         budgets()
+    elif case == "hosts":
+        compare("ddp", 1, False)
+        compare("fsdp", 1, False)
+        budgets()
+        pipelines(("Schedule1F1B",))
     elif case == "refused":
         refused()
     elif case == "pipelines":

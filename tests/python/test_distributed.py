@@ -35,14 +35,20 @@ def _launch(
         ranks = Path(__file__).with_name("forked_ranks.py")
         done = run_python(ranks, "2", program, case, folder, timeout=timeout)
     sys.stderr.write(done.stderr[-4000:])  # shown if a test fails
+    told = told_in(folder)
+    assert told or case == "dies"
+    return done.returncode, told
+
+
+def told_in(folder: Path) -> dict[str, list[list[Any]]]:
+    """For each name that the case reported into `folder`, the values of rank 0 and of rank 1."""
     told: dict[str, list[list[Any]]] = {}
     for rank in range(2):
         lines = folder / str(rank)
         for line in lines.read_text().splitlines() if lines.exists() else ():
             entry = json.loads(line)
             told.setdefault(entry["what"], [[], []])[rank].append(entry["value"])
-    assert told or case == "dies"
-    return done.returncode, told
+    return told
 
 
 @pytest.fixture(scope="module")

@@ -379,8 +379,7 @@ static PyMethodDef methods[] = {
         "plan_for_optimizer", plan_for_optimizer, METH_VARARGS, "plan, config, /",
         "(str | None, str) -> tuple[bool, bool, bool, bool, int]",
         "For memscale's own optimizer: keep its state on disk, release gradients, watch whether the loop needs them, "
-        "keep "
-        "the state of a GPU's parameters in host memory, the bytes of the buffers of state on disk (0: as few as "
+        "keep the state of a GPU's parameters in host memory, the bytes of the buffers of either (0: as few as "
         "possible). False and 0 without a plan."),
     MS_EXT_FUNCTION(
         "plan_rehearse", plan_rehearse, METH_VARARGS, "graph, hardware, plan, /",

@@ -174,7 +174,7 @@ typedef struct ms_plan {
     uint64_t host_cap_bytes;     /* of the host tier; 0: unused */
     uint64_t smallest_budget_bytes; /* smallest budget that has a plan; 0: not searched (skipped). For a
                                      * forced plan: the smallest that any plan meets in this loop */
-    uint64_t state_buffer_bytes; /* for optimizer state on disk that is read ahead in backward; 0: the usual buffers */
+    uint64_t state_buffer_bytes; /* for optimizer state off the device, with STATE_READ_AHEAD; 0: the usual buffers */
     bool skipped; /* comfortable fit: everything is kept */
     bool over_target; /* no plan meets the default target; this one is the smallest */
     char *decision_source; /* "user_config" unless a policy chose */
@@ -212,7 +212,7 @@ MS_API uint32_t ms_plan_step_options(const ms_plan *plan);
 /* The plan's part for an optimizer of memscale. */
 typedef struct ms_plan_optimizer {
     bool state_on_disk;
-    uint64_t state_buffer_bytes; /* for state on disk; 0: the usual buffers */
+    uint64_t state_buffer_bytes; /* for both; 0: the usual buffers */
     bool state_on_host; /* of parameters on a GPU */
     bool releases; /* each gradient is used and freed inside backward */
     bool may_release; /* a later plan may release gradients: the caller watches whether the loop needs them */

@@ -87,7 +87,8 @@ typedef struct ms_replay {
     uint64_t recompute_ns;
     uint64_t fault_ns; /* part of compute_ns: page faults */
     uint64_t stall_forward_ns; /* waits for stores */
-    uint64_t stall_backward_ns; /* waits for fetches, and for optimizer state on disk if gradients are released */
+    uint64_t
+        stall_backward_ns; /* waits for fetches, and for optimizer state off the device if gradients are released */
     uint64_t tier_peak_bytes[3]; /* by ms_tier: bytes of this run on host and disk */
     uint64_t moved_bytes; /* stored + fetched per step */
     uint64_t packed_bytes; /* of two-valued storages that are bit-packed, per step */

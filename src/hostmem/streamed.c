@@ -27,6 +27,7 @@ enum {
  * saving touch them at up to 10 GB/s, so looks follow each other sooner while tensors are made, and after one that found
  * too many pages. */
 static const uint64_t look_ns = 20000000, busy_look_ns = 2000000;
+enum { BUSY_LOOKS = 25 };
 /* Files that aren't ours, such as libraries, come and go by a few MB. */
 static const uint64_t unexplained_bytes = 16000000;
 
@@ -46,7 +47,7 @@ typedef struct worker {
     size_t count;                         /* of the newest order */
     const void *addresses[ORDER_MOST];
     uint64_t other_file_bytes; /* resident pages of files that aren't ours; the worker's own, as the next */
-    bool found_excess; /* in the last look */
+    uint32_t busy_looks; /* that follow soon */
 } worker;
 
 static target the_target = {.lock = MS__MUTEX_INIT};
@@ -298,10 +299,11 @@ static void look(void)
     the_worker.other_file_bytes = ms__min_u64(the_worker.other_file_bytes, resident.file_bytes);
     uint64_t allowed_bytes = ms__max_u64(stats.window_bytes, stats.resident_bytes);
     uint64_t expected_bytes = ms__add_sat(ms__add_sat(the_worker.other_file_bytes, allowed_bytes), unexplained_bytes);
-    the_worker.found_excess = resident.file_bytes > expected_bytes;
-    if (!the_worker.found_excess) {
+    if (resident.file_bytes <= expected_bytes) {
+        the_worker.busy_looks -= the_worker.busy_looks > 0;
         return;
     }
+    the_worker.busy_looks = BUSY_LOOKS;
     ms__heap_visit_window(sweep, NULL);
     /* The rest belongs to blocks that may stay, or isn't ours. */
     if (ms__resident_read(&resident, NULL) == MS_OK && resident.file_bytes > expected_bytes) {
@@ -316,7 +318,7 @@ static bool next_order(uint64_t *order, const void **addresses, size_t *count)
     ms_streamed_stats stats;
     ms__mutex_lock(&the_worker.lock);
     if (the_worker.order == *order) {
-        bool is_busy = the_worker.found_excess || ms__streams();
+        bool is_busy = the_worker.busy_looks > 0 || ms__streams();
         uint64_t wait_ns = is_busy ? busy_look_ns : look_ns;
         (void)ms__cond_wait_until(&the_worker.changed, &the_worker.lock, ms_now_ns() + wait_ns);
     }
@@ -443,6 +445,7 @@ static int begin_first(const char *directory, ms_error *err)
     rc = start_worker(err);
     /* Set before the worker's first look: it would end if nothing streams. */
     atomic_store(&the_target.depth, rc == MS_OK);
+    ms__cond_signal(&the_worker.changed); /* for a look soon */
     ms__mutex_unlock(&the_worker.lock);
     if (rc == MS_OK) {
         snprintf(the_target.directory, sizeof the_target.directory, "%s", directory);

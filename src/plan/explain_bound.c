@@ -10,7 +10,7 @@
  * than with everything kept. Giving up costs at least the time of recompute, the handling of transfers, or
  * the packing of bits, which a node may combine with any other technique. Each node's cost over bytes is
  * replaced by its lower convex hull, and all hulls are filled cheapest first: a relaxation of the choice. The
- * smallest bound over the sets of step options counts. While backward waits for optimizer state on disk, layers can be
+ * smallest bound over the sets of step options counts. While backward waits for optimizer state, layers can be
  * recomputed at no cost (sim_update.c), so the costs are added to the work without these waits.
  */
 #include <stdlib.h>

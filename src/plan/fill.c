@@ -84,8 +84,8 @@ void ms__plan_fill(ms__search *search, const ms__variant *chosen, uint64_t room_
     plan->slab_bytes = moves ? MS__SLAB_BYTES : 0;
     plan->disk_cap_bytes = search->tier_cap_bytes[MS__DISK_TIER];
     plan->host_cap_bytes = search->tier_cap_bytes[MS__HOST_TIER];
-    uint64_t buffer_bytes = search->sim->state.buffer_bytes;
-    plan->state_buffer_bytes = buffer_bytes > MS__STREAM_BUFFER_BYTES ? buffer_bytes : 0;
+    bool reads_ahead = (search->steps[candidate->step].options & 1u << MS_STEP_STATE_READ_AHEAD) != 0;
+    plan->state_buffer_bytes = reads_ahead ? search->sim->state.buffer_bytes : 0;
     uint64_t peak = search->sim->on_host ? ms__plan_peak(search, chosen, room_bytes) : chosen->bytes;
     ms__plan_expect(search, chosen, peak, &plan->replay);
     if (search->sim->on_host) {

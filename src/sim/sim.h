@@ -227,8 +227,8 @@ typedef struct ms__peak {
 } ms__peak;
 
 /*
- * Optimizer state off the device, on disk or in host memory. If gradients are released, each update in backward takes its share of these times; see
- * sim_update.c. Without release all of it comes in the optimizer's phase.
+ * Optimizer state off the device, on disk or in host memory. If gradients are released, each update in backward takes its
+ * share of these times; see sim_update.c. Without release all of it comes in the optimizer's phase.
  */
 typedef struct ms__state_stream {
     uint64_t update_ns;    /* of the processor, for all parameters */
@@ -243,6 +243,8 @@ typedef struct ms__state_stream {
     uint64_t updated_bytes; /* of the gradients used so far */
     uint64_t ahead_ns;     /* see sim_update.c */
     uint64_t at_ns;        /* the end of the last update */
+    uint64_t last_writing_ns; /* of what that changed */
+    uint64_t owed_ns;      /* the disk's, to streamed parameters */
 } ms__state_stream;
 
 struct ms__sim;

@@ -19,8 +19,8 @@
 #define MS__STREAM_CHUNK_BYTES ((uint64_t)4 << 20)
 #define MS__STREAM_BUFFER_BYTES (8 * MS__STREAM_CHUNK_BYTES)
 
-/* The same for state in host memory: MS_OPTIMIZER_HOST_BUFFERS of MS_OPTIMIZER_HOST_BUFFER_BYTES on the card. Beside them,
- * the temporaries of torch's update of one buffer's parameters are at most as large as that. */
+/* The same for state in host memory: MS_OPTIMIZER_HOST_BUFFERS of MS_OPTIMIZER_HOST_BUFFER_BYTES on the card. Beside them are
+ * the temporaries of torch's update of one buffer's parameters, two of half a buffer. */
 #define MS__HOST_CHUNK_BYTES ((uint64_t)16 << 20)
 #define MS__HOST_BUFFER_BYTES (3 * MS__HOST_CHUNK_BYTES)
 #define MS__HOST_STREAM_BYTES (MS__HOST_BUFFER_BYTES + MS__HOST_CHUNK_BYTES)
@@ -85,7 +85,7 @@ uint32_t ms__step_options_toggle(uint32_t options, uint32_t option);
 /* The exactness of the least exact one. */
 ms_exactness ms__step_options_exactness(uint32_t options);
 
-/* The bytes of state that STATE_ON_DISK moves to the disk. */
+/* The bytes of state that STATE_ON_DISK or STATE_ON_HOST moves off the device. */
 uint64_t ms__streamed_state_bytes(const ms_loop *loop);
 
 /* The time in which the disk reads and writes the state that STATE_ON_DISK moves there. */

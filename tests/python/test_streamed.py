@@ -6,8 +6,10 @@ import json
 import os
 import pathlib
 import random
+import signal
 import subprocess
 import sys
+import threading
 import time
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 import torch
 from forked_python import run_python
 from streamed_cases import CASES
+from time_limits import HANG_SECONDS
 
 import memscale
 from memscale import _core
@@ -93,28 +96,36 @@ def test_saving_and_loading_stay_within_the_window_and_resume_exactly(tmp_path: 
 
 
 def test_a_killed_run_goes_on_from_its_last_complete_checkpoint(tmp_path: pathlib.Path) -> None:
-    steps, kills, draws = 6, 4, random.Random(0)
+    steps, attempts, draws = 10, 5, random.Random(0)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     whole.mkdir()
     killed.mkdir()
+    kills = 0
 
     def lines(folder: pathlib.Path, is_killed: bool) -> list[str]:
+        nonlocal kills
         command = [sys.executable, "-W", "ignore", str(_KILLED), str(folder), str(steps)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
             assert child.stdout is not None
-            if not is_killed:
-                return child.stdout.read().splitlines()
-            found = [child.stdout.readline().strip()]
-            time.sleep(draws.random() * 0.5)  # in a step, in a save, or between them
-            child.kill()
-            return found + child.stdout.read().splitlines()
+            hanging = threading.Timer(HANG_SECONDS, child.kill)
+            hanging.start()
+            found = [child.stdout.readline()]
+            if is_killed:
+                time.sleep(draws.random() * 0.4)  # in a step, in a save, or between them
+                child.kill()
+            found += child.stdout.readlines()
+            hanging.cancel()
+        assert child.returncode == 0 or is_killed
+        kills += child.returncode == -signal.SIGKILL
+        return [line.strip() for line in found if line]
 
     expected = lines(whole, is_killed=False)
     assert len(expected) == steps
     seen: list[str] = []
-    for attempt in range(kills + 1):
-        seen += [line for line in lines(killed, is_killed=attempt < kills) if line]
+    for attempt in range(attempts):
+        seen += lines(killed, is_killed=attempt + 1 < attempts)
     assert set(seen) == set(expected)
+    assert kills >= 2
     # Files of streamed tensors and of the state have no names. A save that was killed leaves its own file.
     assert {path.name for path in killed.iterdir()} <= {"last.pt", "last.part"}
 

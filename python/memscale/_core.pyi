@@ -794,8 +794,8 @@ def plan_explain(plan: str, entry: int, /) -> str:
 
 def plan_for_optimizer(plan: str | None, config: str, /) -> tuple[bool, bool, bool, bool, int]:
     """For memscale's own optimizer: keep its state on disk, release gradients, watch whether the loop needs them, keep
-    the state of a GPU's parameters in host memory, the bytes of the buffers of state on disk (0: as few as
-    possible). False and 0 without a plan.
+    the state of a GPU's parameters in host memory, the bytes of the buffers of either (0: as few as possible).
+    False and 0 without a plan.
     """
 
 def plan_intent(hardware: str, config: str, model: str, parameter_bytes: int, /) -> str:

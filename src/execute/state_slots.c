@@ -32,6 +32,17 @@ static void state_slot_free(ms__state_slot *slot)
     }
 }
 
+static bool state_slot_map(ms__state_slots *s, ms__state_slot *slot)
+{
+    slot->memory = ms_hostmem_alloc(MS_OPTIMIZER_CHUNK_BYTES);
+    if (slot->memory == NULL) {
+        return false;
+    }
+    s->resident_bytes += MS_OPTIMIZER_CHUNK_BYTES;
+    s->peak_resident_bytes = ms__max_u64(s->peak_resident_bytes, s->resident_bytes);
+    return true;
+}
+
 static void state_slot_unmap(ms__state_slots *s, ms__state_slot *slot)
 {
     if (slot->memory != NULL && !slot->is_pinned) {
@@ -126,19 +137,6 @@ static ms__state_slot *state_slot_oldest(ms__state_slots *s, ms__state_place sta
     return found;
 }
 
-static bool state_slot_has_memory(ms__state_slots *s, ms__state_slot *slot)
-{
-    if (slot->memory == NULL) {
-        slot->memory = ms_hostmem_alloc(MS_OPTIMIZER_CHUNK_BYTES);
-        if (slot->memory == NULL) {
-            return false;
-        }
-        s->resident_bytes += MS_OPTIMIZER_CHUNK_BYTES;
-        s->peak_resident_bytes = ms__max_u64(s->peak_resident_bytes, s->resident_bytes);
-    }
-    return true;
-}
-
 /* A free slot with memory: one that has it already if possible; NULL if there is none. */
 static ms__state_slot *state_slot_free_one(ms__state_slots *s)
 {
@@ -150,7 +148,7 @@ static ms__state_slot *state_slot_free_one(ms__state_slots *s)
         }
         bare = slot->state == MS__SLOT_FREE && bare == NULL ? slot : bare;
     }
-    return bare != NULL && state_slot_has_memory(s, bare) ? bare : NULL;
+    return bare != NULL && state_slot_map(s, bare) ? bare : NULL;
 }
 
 /* Waits for a read-ahead and releases it; false if it never ends. */

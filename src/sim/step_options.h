@@ -92,7 +92,8 @@ uint64_t ms__streamed_state_bytes(const ms_loop *loop);
 uint64_t ms__state_moving_ns(const ms_loop *loop, const ms_hardware *hardware);
 
 /* `bytes` of state lie off the device, move both ways in `moving_ns`, the way down alone in `writing_ns`, through buffers
- * of `buffer_bytes`. The optimizer's step takes at least `moving_ns`. */
+ * of `buffer_bytes`. The optimizer's step takes at least `moving_ns`. Call it before gradients are released: it reads their
+ * roles. */
 void ms__step_move_state(ms__step *step, uint64_t bytes, uint64_t moving_ns, uint64_t writing_ns,
                          uint64_t buffer_bytes);
 

@@ -15,43 +15,37 @@ uint64_t ms__streamed_state_bytes(const ms_loop *loop)
     return ms__min_u64(loop->optimizer_stream_bytes, loop->optimizer_state_bytes);
 }
 
-/* `released` as in ms__step: a released gradient has another role. */
-static bool is_gradient(const ms_graph *graph, const uint8_t *released, uint32_t storage)
-{
-    return graph->storages[storage].role == MS_STORAGE_GRADIENT || (released != NULL && released[storage]);
-}
-
-static uint64_t all_gradient_bytes(const ms_graph *graph, const uint8_t *released)
+static uint64_t all_gradient_bytes(const ms_graph *graph)
 {
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < graph->storage_count; i++) {
-        bytes = ms__add_sat(bytes, is_gradient(graph, released, i) ? graph->storages[i].bytes : 0);
+        const ms_storage *storage = &graph->storages[i];
+        bytes = ms__add_sat(bytes, storage->role == MS_STORAGE_GRADIENT ? storage->bytes : 0);
     }
     return bytes;
 }
 
-/* Of the gradients that are final in the node. */
-static uint64_t gradient_bytes_in(const ms_graph *graph, const uint8_t *released, uint32_t node)
+/* The bytes of the gradients that are final in the node. */
+static uint64_t gradient_bytes_in(const ms_graph *graph, uint32_t node)
 {
     const ms_profile *profile = &graph->profiles[graph->nodes[node].profile];
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < profile->external_count; i++) {
-        uint32_t storage = graph->nodes[node].externals[i];
-        bool is_final = is_gradient(graph, released, storage) && graph->storages[storage].last_node == node;
-        bytes = ms__add_sat(bytes, is_final ? graph->storages[storage].bytes : 0);
+        const ms_storage *storage = &graph->storages[graph->nodes[node].externals[i]];
+        bool is_final = storage->role == MS_STORAGE_GRADIENT && storage->last_node == node;
+        bytes = ms__add_sat(bytes, is_final ? storage->bytes : 0);
     }
     return bytes;
 }
 
 /* The state of the layer that has most, if `state_bytes` of state are off the device. */
-static uint64_t layer_state_bytes(const ms_graph *graph, const uint8_t *released, uint64_t state_bytes)
+static uint64_t layer_state_bytes(const ms_graph *graph, uint64_t state_bytes)
 {
     uint64_t most = 0;
     for (uint32_t i = 0; i < graph->node_count; i++) {
-        bool is_layer = graph->nodes[i].name[0] != '\0';
-        most = ms__max_u64(most, is_layer ? gradient_bytes_in(graph, released, i) : 0);
+        most = ms__max_u64(most, graph->nodes[i].kind == MS_NODE_LAYER ? gradient_bytes_in(graph, i) : 0);
     }
-    return ms__mul_div(state_bytes, most, ms__max_u64(all_gradient_bytes(graph, released), 1));
+    return ms__mul_div(state_bytes, most, ms__max_u64(all_gradient_bytes(graph), 1));
 }
 
 void ms__step_move_state(ms__step *step, uint64_t bytes, uint64_t moving_ns, uint64_t writing_ns, uint64_t buffer_bytes)
@@ -61,9 +55,9 @@ void ms__step_move_state(ms__step *step, uint64_t bytes, uint64_t moving_ns, uin
         .moving_ns = moving_ns,
         .writing_ns = writing_ns,
         .state_bytes = bytes,
-        .gradient_bytes = all_gradient_bytes(step->graph, step->released),
+        .gradient_bytes = all_gradient_bytes(step->graph),
         .buffer_bytes = buffer_bytes,
-        .layer_bytes = layer_state_bytes(step->graph, step->released, bytes),
+        .layer_bytes = layer_state_bytes(step->graph, bytes),
     };
     step->optimizer_ns = ms__max_u64(step->optimizer_ns, moving_ns);
 }
@@ -88,7 +82,7 @@ static uint32_t read_ahead_judge(const ms__step_case *facts)
         return rule;
     }
     uint64_t state = ms__streamed_state_bytes(&facts->graph->loop);
-    uint64_t wanted = buffers_for(facts->hardware, layer_state_bytes(facts->graph, NULL, state));
+    uint64_t wanted = buffers_for(facts->hardware, layer_state_bytes(facts->graph, state));
     if (wanted <= (on_disk ? MS__STREAM_BUFFER_BYTES : MS__HOST_BUFFER_BYTES)) {
         return MS_RULE_TOO_SMALL;
     }

@@ -1,7 +1,7 @@
 /*
  * Optimizer state on disk as an option of the step (execute/optimizer_stream.c executes it): the state leaves
  * memory, a few buffers are live while the optimizer runs, and its step takes at least the time to read and
- * write the state. If gradients are released too, both is so in backward (step_gradient_release.c, sim_update.c).
+ * write the state. If gradients are released too, buffers and time are in backward (sim_update.c).
  */
 #include "base/units.h"
 #include "rules/rules_internal.h"

@@ -1,7 +1,7 @@
 /*
  * Optimizer state in host memory as an option of a GPU's step (optim/host.py executes it): the state leaves the
  * card, torch's operators update one buffer's parameters at a time, and the optimizer's step takes at least the time
- * to move the state up and down. If gradients are released too, it does so in backward (sim_update.c).
+ * to move the state up and down. If gradients are released too, buffers and time are in backward (sim_update.c).
  */
 #include "base/units.h"
 #include "rules/rules_internal.h"

@@ -155,7 +155,7 @@ def _around_forward(variant: str) -> Any:
 
 
 def _record_of_streaming(model: Any, executor: Any) -> dict[str, Any]:
-    """What the plan in force adds to the model's forward and backward: bytes, disk time and recomputation."""
+    """The bytes, disk time and recomputation that the plan in force adds to the model's forward and backward."""
     from memscale import _core
 
     plan, trained = executor.plan, _trained(model)

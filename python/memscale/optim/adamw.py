@@ -287,8 +287,9 @@ class AdamW(torch.optim.AdamW):
         cap_gb: float | None = None,
     ) -> None:
         """Moves state, and begins or ends gradient release, as a plan says. Called between steps."""
-        self._place.arrange(self, on_disk, buffer_bytes, directory, cap_gb)
-        self._place.arrange_host(self, on_host, buffer_bytes)
+        self._place.set_buffers(buffer_bytes)
+        self._place.arrange(self, on_disk, directory, cap_gb)
+        self._place.arrange_host(self, on_host)
         self._releasing.arrange(self, releases, may_release)
 
     # ---- state dicts -------------------------------------------------------------------

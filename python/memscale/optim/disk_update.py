@@ -56,7 +56,7 @@ class StatePlace:
         self.disk: DiskState | None = None
         self.host: HostState | None = None
         self.is_planned = self.is_host_planned = False
-        self._buffer_bytes = self._host_buffer_bytes = 0  # by a plan; 0: as few as possible
+        self._buffer_bytes = 0  # by a plan; 0: as few as possible
         self.interrupted: str | None = None
         self.can_be_finished = True
 
@@ -96,7 +96,7 @@ class StatePlace:
     def _made_host(self) -> HostState:
         if self.host is None:
             self.host = HostState()
-            self.host.set_buffers(self._host_buffer_bytes)
+            self.host.set_buffers(self._buffer_bytes)
         return self.host
 
     def _made_disk(self) -> DiskState:
@@ -351,31 +351,23 @@ class StatePlace:
         on_disk = self.disk.stats()["disk_bytes"] if self.is_planned and self.disk is not None else 0
         return on_disk + (self.host.host_bytes() if self.is_host_planned and self.host is not None else 0)
 
-    def arrange_host(self, optimizer: torch.optim.Optimizer, on_host: bool, buffer_bytes: int) -> None:
-        """Moves states of parameters on a GPU as a plan says, unless the user chose their place. They pass through
-        buffers of `buffer_bytes`."""
-        self._host_buffer_bytes = buffer_bytes if on_host else 0
-        if self.host is not None:
-            self.host.set_buffers(self._host_buffer_bytes)
+    def set_buffers(self, buffer_bytes: int) -> None:
+        """Sets the bytes of the buffers that states elsewhere pass through; 0 for as few as possible."""
+        self._buffer_bytes = buffer_bytes
+        for away in (self.disk, self.host):
+            if away is not None:
+                away.set_buffers(buffer_bytes)
+
+    def arrange_host(self, optimizer: torch.optim.Optimizer, on_host: bool) -> None:
+        """Moves states of parameters on a GPU as a plan says, unless the user chose their place."""
         if on_host != self.is_host_planned and (self.is_host_planned or not self.on_host):
             self.is_host_planned = self.on_host = on_host
             self._move(optimizer)
 
-    def arrange(
-        self,
-        optimizer: torch.optim.Optimizer,
-        on_disk: bool,
-        buffer_bytes: int,
-        directory: Any,
-        cap_gb: float | None,
-    ) -> None:
-        """Moves states as a plan says, unless the user chose their place. They pass through buffers of
-        `buffer_bytes`."""
+    def arrange(self, optimizer: torch.optim.Optimizer, on_disk: bool, directory: Any, cap_gb: float | None) -> None:
+        """Moves states as a plan says, unless the user chose their place."""
         if self.disk is not None and self.disk.is_inherited:
             return  # the states can't be read here; calls that need them raise
-        self._buffer_bytes = buffer_bytes if on_disk else 0
-        if self.disk is not None:
-            self.disk.set_buffers(self._buffer_bytes)
         if on_disk != self.is_planned and (self.is_planned or self.options is None):
             self.is_planned = on_disk
             self.options = disk_options("disk", directory, cap_gb) if on_disk else None

@@ -13,8 +13,9 @@ static PyObject *execution_new(PyTypeObject *type, PyObject *args, PyObject *kwa
 {
     (void)kwargs;
     PyObject *replay;
+    unsigned long long model = 0;
     ms_error err;
-    if (!PyArg_ParseTuple(args, "O:Execution", &replay) || ms_ext_torch() == NULL) {
+    if (!PyArg_ParseTuple(args, "O|K:Execution", &replay, &model) || ms_ext_torch() == NULL) {
         return NULL;
     }
     ms_execution *self = (ms_execution *)PyType_GenericAlloc(type, 0);
@@ -23,6 +24,7 @@ static PyObject *execution_new(PyTypeObject *type, PyObject *args, PyObject *kwa
     }
     Py_INCREF(replay);
     self->replay = replay;
+    self->model = model;
     ms_execute_host host = ms_ext_host;
     host.context = self;
     ms_ext_bits_callbacks(&host);
@@ -447,9 +449,11 @@ static PyMethodDef functions[] = {
 
 static int add_execution_type(PyObject *module)
 {
-    static char doc[] = MS_EXT_TYPE_DOC("Execution", "replay, /", "(Callable[[Undo, Region], None]) -> None",
-                                        "Executes plans on one model; `replay` replays a layer for the saved tensors "
-                                        "that its region is missing.");
+    static char doc[] =
+        MS_EXT_TYPE_DOC("Execution", "replay, model=0, /", "(Callable[[Undo, Region], None], int) -> None",
+                        "Executes plans on one model; `replay` replays a layer for the saved tensors "
+                        "that its region is missing. If the model lies on several devices, `model` is "
+                        "a number that its executions share, one for each device.");
     static PyType_Slot slots[] = {
         {Py_tp_doc, doc},
         {Py_tp_new, MS_EXT_SLOT(execution_new)},

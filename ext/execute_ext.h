@@ -138,6 +138,7 @@ typedef struct ms_execution {
     PyObject *began;        /* called at the first unpack of a backward, or NULL */
     PyObject *observer;     /* observer(tensor) -> token for each saved tensor, or NULL */
     bool backward_told;
+    uint64_t model; /* executions with the same number work on one model that lies on several devices; 0: alone */
     ms_identity_set residents;
 } ms_execution;
 

@@ -12,8 +12,15 @@ static uint64_t this_thread(void)
     return (uint64_t)PyThread_get_thread_ident();
 }
 
-/* TOP_OTHER: hooks of another execution, whose model contains this one's. */
+/* TOP_OTHER: hooks of another execution, whose model contains this one's. Hooks for another device of the same model
+ * count as ours: only those on top act, so the executions of a model take turns, and each pops what is left of the
+ * others' root work. */
 typedef enum top_hook { TOP_NONE, TOP_OURS, TOP_OTHER, TOP_FOREIGN, TOP_FAILED } top_hook;
+
+static bool is_same_model(const ms_execution *one, const ms_execution *other)
+{
+    return one == other || (one->model != 0 && one->model == other->model);
+}
 
 /* Sets *region, borrowed, if the hooks on top belong to an execution; else NULL or unchanged. */
 static top_hook look_at_top(const ms_execution *self, ms_region **region)
@@ -25,7 +32,7 @@ static top_hook look_at_top(const ms_execution *self, ms_region **region)
     top_hook found = TOP_NONE;
     if (pack != Py_None) {
         *region = ms_ext_region_of_hook(pack);
-        found = *region == NULL ? TOP_FOREIGN : (*region)->execution == self ? TOP_OURS : TOP_OTHER;
+        found = *region == NULL ? TOP_FOREIGN : is_same_model((*region)->execution, self) ? TOP_OURS : TOP_OTHER;
     }
     Py_DECREF(pack);
     return found;

@@ -16,7 +16,8 @@ static PyObject *trace_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     const char *signature;
     const char *source;
     unsigned threads = 1;
-    if (!PyArg_ParseTuple(args, "sss|I:Trace", &model, &signature, &source, &threads)) {
+    int on_several_devices = 0;
+    if (!PyArg_ParseTuple(args, "sss|Ip:Trace", &model, &signature, &source, &threads, &on_several_devices)) {
         return NULL;
     }
     trace_object *self = (trace_object *)PyType_GenericAlloc(type, 0);
@@ -30,6 +31,9 @@ static PyObject *trace_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     ms_trace_set_threads(self->trace, threads);
+    if (on_several_devices) {
+        ms_trace_on_several_devices(self->trace);
+    }
     return (PyObject *)self;
 }
 
@@ -470,8 +474,10 @@ static PyMethodDef trace_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static char trace_doc[] = MS_EXT_TYPE_DOC("Trace", "model, signature, source, threads=1, /",
-                                          "(str, str, str, int) -> None", "Turns the events of one step into a graph.");
+static char trace_doc[] = MS_EXT_TYPE_DOC("Trace", "model, signature, source, threads=1, on_several_devices=False, /",
+                                          "(str, str, str, int, bool) -> None",
+                                          "Turns the events of one step into a graph. If the model lies on several "
+                                          "devices, the storages of one are reported.");
 
 static PyType_Slot trace_slots[] = {
     {Py_tp_doc, trace_doc},

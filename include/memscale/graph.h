@@ -173,7 +173,8 @@ typedef enum ms_node_kind { MS_NODE_ROOT, MS_NODE_LAYER } ms_node_kind;
     X(UNHOOKABLE, 6, "unhookable")       /* can't be hooked; the log gives the reason */ \
     X(NOT_REPEATABLE, 7, "not_repeatable") /* a second run gives other values, or would do something twice */ \
     X(COMPILED, 8, "compiled")           /* torch.compile's code runs in it: its operators can't be seen one by one */ \
-    X(MEASURED, 9, "measured")           /* compiled: its profile comes from a call that was measured */
+    X(MEASURED, 9, "measured")           /* compiled: its profile comes from a call that was measured */ \
+    X(ELSEWHERE, 10, "elsewhere")        /* computes on another device than the graph's, or on several */
 enum {
 #define MS_NODE_FLAG_ENUM(id, bit, name) MS_NODE_##id = 1u << (bit),
     MS_NODE_FLAG_TABLE(MS_NODE_FLAG_ENUM)

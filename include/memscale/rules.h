@@ -37,6 +37,8 @@ extern "C" {
       "file, or draws from an iterator") \
     X(NO_TENSOR_INPUT, "no_tensor_input", "the layer has no tensor argument to run again from") \
     X(UNHOOKABLE, "unhookable", "the module can't be hooked; the log gives the reason") \
+    X(ELSEWHERE, "elsewhere", \
+      "it computes on another device, or it is the root's own work of a model on several: its tensors stay") \
     X(NOT_CHAINED, "not_chained", \
       "its first argument is not the output of the layer before, or that layer can't run again") \
     X(LAST_RESORT, "last_resort", "used only if nothing else fits the budget: it costs another forward") \

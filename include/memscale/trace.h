@@ -48,6 +48,9 @@ typedef struct ms_operand {
 MS_API int ms_trace_new(const char *model, const char *signature, const char *source, ms_trace **trace, ms_error *err);
 /* Sets the threads that operators run on; 1 until then. */
 MS_API void ms_trace_set_threads(ms_trace *trace, uint32_t threads);
+/* The model lies on several devices, and the caller reports the storages of one: the root's own work, around which no
+ * hooks of one device stay, gets MS_NODE_ELSEWHERE. Call it before the first event. */
+MS_API void ms_trace_on_several_devices(ms_trace *trace);
 /* Frees a trace, finished or not. Accepts NULL. */
 MS_API void ms_trace_free(ms_trace *trace);
 

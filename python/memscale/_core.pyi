@@ -17,9 +17,11 @@ class DeviceFirst:
     """A __torch_dispatch__ that tells devices itself."""
 
 class Execution:
-    """Executes plans on one model; `replay` replays a layer for the saved tensors that its region is missing."""
+    """Executes plans on one model; `replay` replays a layer for the saved tensors that its region is missing. If the
+    model lies on several devices, `model` is a number that its executions share, one for each device.
+    """
 
-    def __init__(self, replay: Callable[[Undo, Region], None], /) -> None:
+    def __init__(self, replay: Callable[[Undo, Region], None], model: int = 0, /) -> None:
         ...
     def add_layer(self, name: str, /) -> int:
         """Adds a layer; returns its number."""
@@ -260,9 +262,19 @@ class Technique(NamedTuple):
     """The layer's arguments go to a lower tier until backward."""
 
 class Trace:
-    """Turns the events of one step into a graph."""
+    """Turns the events of one step into a graph. If the model lies on several devices, the storages of one are
+    reported.
+    """
 
-    def __init__(self, model: str, signature: str, source: str, threads: int = 1, /) -> None:
+    def __init__(
+        self,
+        model: str,
+        signature: str,
+        source: str,
+        threads: int = 1,
+        on_several_devices: bool = False,
+        /,
+    ) -> None:
         ...
     def adds(self, key: int, other: int, /) -> None:
         """Reports that the storage born next is autograd's sum of these gradients."""

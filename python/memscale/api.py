@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from .execution.executor import Executor
+    from .execution.per_device import DeviceExecutors
     from .planning.execution_plan import ExecutionPlan
     from .tracing.model_graph import ModelGraph
 
@@ -108,7 +109,7 @@ def optimize(
     optimizer: torch.optim.Optimizer | None = None,
     config: Config | None = None,
     sample_input: Any = None,
-) -> Iterator[Executor]:
+) -> Iterator[Executor | DeviceExecutors]:
     """Wraps `model` within a ``with`` block; yields the executor.
 
     If `optimizer` is given, the plan counts its state exactly from the first step. The block's end removes
@@ -196,13 +197,19 @@ def _with_8bit_state(optimizer: torch.optim.Optimizer, must: bool) -> torch.opti
 
 
 @tells_wrong_arguments
-def plan(model: torch.nn.Module, sample_input: Any, config: Config | None = None) -> ExecutionPlan:
+def plan(
+    model: torch.nn.Module,
+    sample_input: Any,
+    config: Config | None = None,
+    device: str | torch.device | None = None,
+) -> ExecutionPlan:
     """The plan that `wrap()` would apply, without applying it.
 
     Args:
         model: the module to plan for. It is traced, not run, and does not change.
         sample_input: a tensor, a tuple of positional arguments or a dict of keyword arguments.
         config: as for `wrap()`.
+        device: the device whose memory is planned, if the model lies on several; `wrap()` makes a plan for each.
 
     Returns:
         The execution plan, for ``print(plan)``, ``plan.to_json()`` and ``plan.explain(layer)``.
@@ -210,18 +217,18 @@ def plan(model: torch.nn.Module, sample_input: Any, config: Config | None = None
     Raises:
         TypeError: `sample_input` has a wrong type, or does not fit the model's forward.
         BudgetInfeasibleError: no plan fits ``memory_budget_gb``.
-        IntegrationError: the model lies on several devices.
+        IntegrationError: the model lies on several devices and none is named, or not on the one that is.
         ProfileError: the model can't be traced without running it. `wrap()` can still plan for such
             a model, from real steps.
     """
     from .execution import executor  # noqa: F401  the baseline counts the modules that wrap() needs
     from .planning.execution_plan import ExecutionPlan
     from .session.session import Session
-    from .session.setup import effective_config, refuse_several_devices, sample_arguments
+    from .session.setup import effective_config, place_on, sample_arguments
 
     module = _as_module(model, "plan")
-    refuse_several_devices(module)
-    session = Session(module, effective_config(check_config(config), None, None), applies=False)
+    placement, checked = place_on(module, device, effective_config(check_config(config), None, None))
+    session = Session(module, checked, applies=False, placement=placement)
     arguments = sample_arguments(module, sample_input)
     with _saying_what_wrap_does():
         return ExecutionPlan(session.plan_traced(module, *arguments), session.hardware_json)

@@ -13,6 +13,7 @@ import json
 import math
 import numbers
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -146,7 +147,9 @@ class Config:
         auto_policy: let the policy choose mode and techniques among those that are not switched
             off; see `memscale.policy`.
         memory_budget_gb: limit of the peak on the training device (resident memory of the process on a
-            CPU host); a positive number, or None to aim for a share of the device.
+            CPU host); a positive number, or None to aim for a share of the device. If the model lies on several
+            devices, a number holds for each; a dict has one for each device by its name, such as
+            ``{"cuda:0": 20.0, "cuda:1": 8.0}``.
         disk_offload_dir: directory of the disk tier (str or path-like), created at its first use if
             missing; None for a cache directory on a real disk.
         max_disk_offload_gb: cap on used disk space, 0 or more; None for half of the free space.
@@ -183,15 +186,29 @@ class Config:
     async_offload: bool | None = None
     async_config: AsyncOffloadConfig | None = None
     auto_policy: bool = False
-    memory_budget_gb: float | None = None
+    memory_budget_gb: float | Mapping[str, float | None] | None = None
     disk_offload_dir: str | None = None
     max_disk_offload_gb: float | None = None
 
     def __post_init__(self) -> None:
-        self.to_json()
+        if isinstance(self.memory_budget_gb, Mapping):
+            for name in _device_names(self.memory_budget_gb):
+                self.for_device(name)
+        else:
+            self.to_json()
         self.mode = OptimizationMode(self.mode)
         for name in _PATH_FIELDS:
             setattr(self, name, _path_text(getattr(self, name)))
+
+    def for_device(self, name: str) -> Config:
+        """This config with the budget of one device, such as ``"cuda:0"``: the number that holds for each, or the
+        device's own.
+
+        Raises:
+            ConfigError: as the constructor.
+        """
+        budget = self.memory_budget_gb
+        return dataclasses.replace(self, memory_budget_gb=budget.get(name) if isinstance(budget, Mapping) else budget)
 
     def to_json(self) -> str:
         """The config as the C library reads it, with every field written out.
@@ -200,12 +217,35 @@ class Config:
             A JSON object after ``docs/formats/config.schema.json``.
 
         Raises:
-            ConfigError: a field was assigned a value that is not allowed.
+            ConfigError: a field was assigned a value that is not allowed, or there is a budget for each of several
+                devices: `for_device()` has the config of one.
         """
+        if isinstance(self.memory_budget_gb, Mapping):
+            raise ConfigError(
+                "memory_budget_gb: budgets by device are for a model that lies on several; this one takes a number",
+                field="memory_budget_gb",
+            )
         fields = _fields(self)
         for name in _PATH_FIELDS:
             fields[name] = _path_text(fields[name])
         return _core.config_validate(_encode(fields))
+
+
+def _device_names(budgets: Mapping[Any, Any]) -> list[str]:
+    """The keys of budgets by device.
+
+    Raises:
+        ConfigError: there is none, or one is no name.
+    """
+    wrong = next((key for key in budgets if not isinstance(key, str) or not key), None)
+    if wrong is not None or not budgets:
+        found = "an empty dict" if not budgets else f"the key {ascii(wrong)}"
+        raise ConfigError(
+            f"memory_budget_gb: {found} is not allowed; a dict has a number for each device, by the name that torch "
+            "prints for it",
+            field="memory_budget_gb",
+        )
+    return list(budgets)
 
 
 def _fields(instance: Any) -> dict[str, Any]:

@@ -80,6 +80,15 @@ static uint64_t movable_input_bytes(const rule_facts *facts, const ms_node *node
 
 enum { ADMITTED = MS_RULE_COUNT }; /* no rule refuses */
 
+/* Whether the executor's hooks reach the node. */
+static uint32_t rules_judge_place(const ms_node *node)
+{
+    if (node->flags & MS_NODE_ELSEWHERE) {
+        return MS_RULE_ELSEWHERE;
+    }
+    return node->flags & MS_NODE_UNHOOKABLE ? (uint32_t)MS_RULE_UNHOOKABLE : (uint32_t)ADMITTED;
+}
+
 static uint32_t rules_judge_mode(const rule_facts *facts, bool moves, bool recomputes)
 {
     if (moves && facts->config->mode == MS_MODE_CONSERVATIVE) {
@@ -136,7 +145,7 @@ static uint32_t rules_judge_segment(const rule_facts *facts, const ms_node *node
         return rule != ADMITTED ? rule : (uint32_t)MS_RULE_NOT_CHAINED;
     }
     ms_admission large = {.saved_bytes = UINT64_MAX}; /* size does not matter here */
-    bool able = !(before->flags & MS_NODE_UNHOOKABLE) && rules_judge_recompute(facts, before, &large) == ADMITTED;
+    bool able = rules_judge_place(before) == ADMITTED && rules_judge_recompute(facts, before, &large) == ADMITTED;
     return able ? (uint32_t)ADMITTED : (uint32_t)MS_RULE_NOT_CHAINED;
 }
 
@@ -186,13 +195,14 @@ static uint32_t rules_judge(const rule_facts *facts, const ms_node *node, const 
                             ms_technique technique)
 {
     bool recomputes = ms_technique_of(technique)->replays || ms_technique_of(technique)->set > 0;
-    if (node->flags & MS_NODE_UNHOOKABLE) {
-        return MS_RULE_UNHOOKABLE;
+    uint32_t rule = rules_judge_place(node);
+    if (rule != ADMITTED) {
+        return rule;
     }
     if (recomputes && node->kind == MS_NODE_ROOT) {
         return MS_RULE_ROOT_WORK;
     }
-    uint32_t rule = rules_judge_mode(facts, ms_technique_moves(technique), recomputes);
+    rule = rules_judge_mode(facts, ms_technique_moves(technique), recomputes);
     return rule == ADMITTED ? rules_judge_technique(facts, node, admission, technique) : rule;
 }
 
@@ -204,8 +214,9 @@ static void admit_packing(const rule_facts *facts, const ms_node *node, ms_admis
     if (node->flags & MS_NODE_COMPILED) {
         rule = MS_RULE_COMPILED; /* the trace's masks are not those that the compiled code saves */
     }
-    if (node->kind == MS_NODE_ROOT || (node->flags & MS_NODE_UNHOOKABLE)) {
-        rule = node->kind == MS_NODE_ROOT ? MS_RULE_ROOT_WORK : MS_RULE_UNHOOKABLE;
+    uint32_t place = rules_judge_place(node);
+    if (node->kind == MS_NODE_ROOT || place != ADMITTED) {
+        rule = node->kind == MS_NODE_ROOT ? (uint32_t)MS_RULE_ROOT_WORK : place;
     }
     if (facts->pressure->comfortable) {
         rule = MS_RULE_COMFORTABLE;
@@ -230,7 +241,10 @@ static void admit_node(const rule_facts *facts, const ms_node *node, ms_admissio
     const uint32_t keep = 1u << MS_TECHNIQUE_KEEP;
     bool comfortable = facts->pressure->comfortable;
     admission->techniques = admission->under_pressure = keep;
-    admission->rule[MS_TECHNIQUE_KEEP] = comfortable ? MS_RULE_COMFORTABLE : MS_RULE_KEEP_ALWAYS;
+    uint32_t place = rules_judge_place(node);
+    admission->rule[MS_TECHNIQUE_KEEP] = comfortable         ? MS_RULE_COMFORTABLE
+                                         : place != ADMITTED ? place
+                                                             : (uint32_t)MS_RULE_KEEP_ALWAYS;
     for (int i = MS_TECHNIQUE_KEEP + 1; i < MS_TECHNIQUE_COUNT; i++) {
         uint32_t rule =
             comfortable ? (uint32_t)MS_RULE_COMFORTABLE : rules_judge(facts, node, admission, (ms_technique)i);

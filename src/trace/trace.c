@@ -45,6 +45,11 @@ void ms_trace_set_threads(ms_trace *trace, uint32_t threads)
     trace->threads = threads;
 }
 
+void ms_trace_on_several_devices(ms_trace *trace)
+{
+    trace->on_several_devices = true;
+}
+
 static void clear_node(trace_node *node)
 {
     ms_free(node->name);
@@ -96,6 +101,7 @@ static int push_node(ms_trace *trace, const char *name, uint32_t kind, uint32_t 
     node->name = copy;
     node->kind = kind;
     node->call = call;
+    node->flags = kind == MS_NODE_ROOT && trace->on_several_devices ? MS_NODE_ELSEWHERE : 0;
     return MS_OK;
 }
 

@@ -599,17 +599,6 @@ class OnTwoDevices(nn.Module):
         return self.second(self.first(x).to("cuda:1"))
 
 
-def test_a_model_on_two_devices_is_refused_by_name():
-    model = OnTwoDevices()
-    hooks = len(model._forward_hooks)
-    with pytest.raises(MemScaleError, match="OnTwoDevices has parameters on cuda:0 and cuda:1"):
-        memscale.wrap(model)
-    with pytest.raises(MemScaleError, match="cuda:0 and cuda:1"):
-        memscale.plan(model, torch.randn(8, 128, device="cuda:0"))
-    assert len(model._forward_hooks) == hooks
-    assert not hasattr(model, "_memscale_executor")
-
-
 def test_parts_on_two_devices_have_a_plan_and_a_budget_each():
     x = torch.randn(8192, 128, device="cuda:0")
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from .notices import Notices
 
-__all__ = ["Compilation", "refuse_compiled_autograd"]
+__all__ = ["Compilation", "refuse_compiled_autograd", "refuse_compiled_on_several"]
 
 _MISSING = object()
 _FORWARDS = ("forward", "_forward")
@@ -121,6 +121,16 @@ class Compilation:
     def _replace(self, attributes: dict[str, Any], name: str, value: Any) -> None:
         self._replaced.append((attributes, name, attributes.get(name, _MISSING), value))
         _set(attributes, name, value)
+
+
+def refuse_compiled_on_several(model: torch.nn.Module, around: torch.nn.Module | None) -> None:
+    """Raises IntegrationError if a part of `model`, which lies on several devices, or the module `around` it is
+    compiled: each device's executor would have to stand around the same compiled code."""
+    if around is not None or next(iter(compiled_parts(model)), None) is not None:
+        raise IntegrationError(
+            f"{type(model).__name__} lies on several devices and was compiled by torch.compile; memscale plans for one "
+            "or the other: leave it uncompiled, or put it on one device"
+        )
 
 
 def refuse_compiled_autograd(name: str) -> None:

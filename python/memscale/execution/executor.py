@@ -23,7 +23,6 @@ from .. import _core
 from ..base.after_backward import after_backward
 from ..base.arguments import plain_tensors
 from ..base.aside import is_replaying, is_tracing
-from ..base.compiler import compiled_parts
 from ..base.modes import sweep
 from ..base.settings import Switches
 from ..base.signature import Signatures
@@ -32,8 +31,7 @@ from ..base.weak import weak_method
 from ..config import Config
 from ..device import kind_of, training_device
 from ..errors import IntegrationError, MemScaleError, OffloadError, add_note
-from ..model.layers import find_layers
-from ..model.shards import has_shards
+from ..model.placement import Placement, planned_device
 from ..model.streamed import StreamedLayers
 from ..planning.execution_plan import ExecutionPlan
 from ..planning.planner import NullPlanner
@@ -41,15 +39,15 @@ from ..policy.decision import StrategyDecision, decision_as_configured
 from ..techniques.loss_mode import LossMode, chunked_head, exact_head
 from ..techniques.tiles import Tiles
 from ..tracing.live_profile import LiveProfile
-from .around import FORWARD, place_of
-from .compilation import Compilation, refuse_compiled_autograd
+from .around import FORWARD
+from .compilation import refuse_compiled_autograd
 from .evaluation import Evaluation
-from .fast_paths import outermost, unhookable
+from .fast_paths import unhookable
 from .frames import is_around, watch
-from .hooks import LayerHooks, RootHooks, Surrounded
+from .hooked_layers import HookedLayers
+from .hooks import RootHooks
 from .idle_cache import without_idle_cache
 from .layer_calls import LayerCalls, OnThread
-from .module_state import LayerState
 from .notices import Notices
 from .observation import StepWatch
 from .parts import Parts
@@ -91,6 +89,7 @@ class Executor:
         planner: gives plans and learns of finished steps; `wrap()` passes its `Session`. If it is
             None, plans come from `apply()` only.
         disk_dir: directory of the disk tier, used when a plan moves anything there.
+        placement: the device whose tensors and layers it acts on, if the model lies on several.
 
     Forwards and backwards may run on any thread.
     """
@@ -101,14 +100,16 @@ class Executor:
         config: Config | None = None,
         planner: Planner | None = None,
         disk_dir: str | None = None,
+        placement: Placement | None = None,
     ) -> None:
         self._model = weakref.ref(model)
         self._model_name = type(model).__name__
         self._config = config
         self._planner: Planner = NullPlanner() if planner is None else planner
         self._disk_dir = disk_dir
-        self._core = _core.Execution(replay)
-        self._watch = StepWatch(self._core)
+        self._placement = placement
+        self._core = _core.Execution(replay, 0 if placement is None else placement.number)
+        self._watch = StepWatch(self._core, None if placement is None else placement.device)
         self._signatures = Signatures(model)
         self._clock = StepClock()
         self._evaluation = Evaluation(self._core, self._planner.evaluation_ended)
@@ -116,19 +117,18 @@ class Executor:
         self._signature: str | None = None
         self._device: torch.device | None = None
         self._root: RootHooks | None = None
-        self._layers: list[LayerHooks] = []
-        self._surrounded: list[Surrounded] = []
         self._optimizer_hook: Any = None
         self._replay_lock = threading.RLock()
         self._thread = OnThread()
         self._notices = Notices(self._model_name)
         self._uncalled = Uncalled(self._notices)
-        self._compilation = Compilation(self._notices)
         self._tiles = Tiles(model, lambda thread=self._thread: thread.is_apart)  # type: ignore[misc]
         self._layer_calls = LayerCalls(self._core, self._thread, self._notices, self._replay_lock, self._tiles)
-        if planner is not None and (config is None or config.use_empirical_fallback):
+        if planner is not None and placement is None and (config is None or config.use_empirical_fallback):
             begin = weak_method(self, "_part_begins")
             self._layer_calls.parts = Parts(self._core, self._thread, self._evaluation, begin)
+        alone = weak_method(self, "_wait_to_unhook")
+        self._hooked = HookedLayers(self._core, self._layer_calls, self._notices, alone, placement)
         # Planning swaps the model's tensors for a moment, so no other thread may be in a forward.
         self._planning = threading.Condition(threading.RLock())
         self._forwards: set[int] = set()
@@ -146,6 +146,11 @@ class Executor:
     def plan(self) -> ExecutionPlan | None:
         """The plan in force; None before the first training forward without `sample_input`."""
         return self._plan
+
+    @property
+    def plans(self) -> dict[str, ExecutionPlan | None]:
+        """The plan in force by the name of its device. See `DeviceExecutors` for models on several."""
+        return {str(planned_device(self._alive(), self._placement)): self._plan}
 
     @property
     def decision(self) -> StrategyDecision:
@@ -208,10 +213,10 @@ class Executor:
         if self._root is not None:
             return
         self._root = RootHooks(model, self, FORWARD if id(model) in unhookable(model) else None)
-        self._compilation.take_over(model, around)
+        self._hooked.take_over_compiled(model, around)
         self._layer_calls.streamed = StreamedLayers.of(model)
         self._hook_layers(self._needs_layers())
-        self._surround_parts(True)
+        self._hooked.surround(model, True)
         self._core.set_began(weak_method(self, "_backward_began"))
         self._optimizer_hook = register_optimizer_step_post_hook(weak_method(self, "_optimizer_stepped"))
 
@@ -283,10 +288,15 @@ class Executor:
         if not callable(step):
             raise TypeError(f"step must be a function without arguments, not {type(step).__qualname__}")
         if self._rescue is None:
-            from .rescue import StepRescue
-
-            self._rescue = StepRescue(self.tighten, self._alive())
+            self.rescue_by(self.tighten)
+        assert self._rescue is not None
         return self._rescue.run(step)
+
+    def rescue_by(self, tighten: Callable[[int], None]) -> None:
+        """Lets `run_step()` repeat steps under the plans that `tighten` puts in force; see `StepRescue`."""
+        from .rescue import StepRescue
+
+        self._rescue = StepRescue(tighten, self._alive())
 
     def tighten(self, attempt: int) -> None:
         """Puts the next tighter plan in force, for a step that is about to be repeated.
@@ -322,9 +332,7 @@ class Executor:
         self._loss_head = None
         self._tiles.set(False)
         self._layer_calls.streamed = None
-        self._hook_layers(False)
-        self._surround_parts(False)
-        self._compilation.put_back()
+        self._hooked.remove(self._model())
         if self._root is not None:
             self._root.remove()
             self._root = None
@@ -349,54 +357,14 @@ class Executor:
 
     def _hook_layers(self, wanted: bool) -> None:
         model = self._model()
-        if wanted == bool(self._layers) or model is None:
-            return
-        if not wanted:
-            with self._planning:
-                self._wait_until_alone()  # a layer that runs on another thread still needs its hook, to end
-            for layer in self._layers:
-                layer.remove()
-            self._layers = []
-            self._surround_parts(True)
-            return
-        self._surround_parts(False)
-        around = unhookable(model)
-        self._layer_calls.gathers = has_shards(model)
-        self._layers = [
-            LayerHooks(
-                module,
-                self._core.add_layer(name),
-                LayerState(name),
-                self._layer_calls,
-                place_of(module) or (FORWARD if id(module) in around else None),
-            )
-            for name, module in find_layers(model)
-        ]
-        self._surround_parts(True)
-
-    def _surround_parts(self, wanted: bool) -> None:
-        """Surrounds the modules that may take a fast path or are compiled, and are neither root nor layers, or leaves
-        them alone."""
-        for module in self._surrounded:
-            module.remove()
-        model = self._model()
-        alone = [] if model is None or not wanted else [*outermost(model), *compiled_parts(model)]
-        hooked = {id(model), *(id(layer.module) for layer in self._layers)}
-        self._surrounded = [Surrounded(module) for module in alone if id(module) not in hooked]
-        if model is not None and wanted:
-            self._compilation.note(model)
+        if model is not None:
+            self._hooked.put(model, wanted)
 
     def _follow_compilation(self) -> None:
-        """Hooks the layers again, and has their step traced again, if some were compiled or replaced."""
-        if not self._compilation.has_changed():
-            return
-        self._compilation.take_over(self._alive())
-        hooked = bool(self._layers)
-        self._hook_layers(False)
-        self._surround_parts(True)
-        self._hook_layers(hooked)
-        self._planner.layers_changed()
-        self._signature = None
+        """Has the step traced again if layers were compiled or replaced."""
+        if self._hooked.follow_compilation(self._alive()):
+            self._planner.layers_changed()
+            self._signature = None
 
     def root_compiled(self, around: torch.nn.Module | None) -> None:
         """The caller has compiled the wrapped model: in place, or by `around`, which is about to call it.
@@ -404,12 +372,12 @@ class Executor:
         Raises:
             IntegrationError: its layers can't be compiled instead.
         """
-        self._compilation.take_over(self._alive(), around)
+        self._hooked.take_over_compiled(self._alive(), around)
 
     def _open_tier(self, settings: dict[str, Any]) -> None:
         open_tier(
             self._core,
-            training_device(self._alive()),
+            planned_device(self._alive(), self._placement),
             self._config,
             settings,
             self._disk_directory,
@@ -456,8 +424,10 @@ class Executor:
         if self._core.is_active():
             self._core.set_residents([*parameters_of(module, with_buffers=True), *plain_tensors((args, kwargs))])
         if self._layer_calls.profile is None and self._planner.wants_live_trace:
-            self._layer_calls.profile = LiveProfile(module, args, changed or kwargs, self._core.set_observer)
-        self._clock.begin(training_device(module))
+            self._layer_calls.profile = LiveProfile(
+                module, args, changed or kwargs, self._core.set_observer, self._placement
+            )
+        self._clock.begin(planned_device(module, self._placement))
         self._thread.caller = watch(sys._getframe(_ROOT_CALLER), weak_method(self, "_forward_is_gone"))
         self._core.enter_root(self._thread.caller)
         self._begin_losses()
@@ -614,17 +584,24 @@ class Executor:
         """Whether the model has moved to another device since the last request for a plan.
 
         Raises:
-            IntegrationError: the tier is already open for the old device.
+            IntegrationError: the tier is already open for the old device, or the model lay on several devices.
         """
         before, self._device = self._device, device
         if before is None or before == device:
             return False
-        if self._core.tier() is not None:
+        if self._core.tier() is not None or self._placement is not None:
+            reason = "after its saved tensors had begun to move to host memory or disk"
+            if self._placement is not None:
+                reason = "from among several devices, each of which has a plan of its own"
             raise IntegrationError(
-                f"{self._model_name} moved from {before} to {device} after its saved tensors had begun to move to host "
-                "memory or disk; call memscale.detach(model), then memscale.wrap(model, ...) again"
+                f"{self._model_name} moved from {before} to {device} {reason}; call memscale.detach(model), then "
+                "memscale.wrap(model, ...) again"
             )
         return True
+
+    def _wait_to_unhook(self) -> bool:
+        with self._planning:
+            return self._wait_until_alone()
 
     def _wait_until_alone(self) -> bool:
         """Waits until no other thread is inside the model's forward; False if that takes too long."""
@@ -765,7 +742,7 @@ class Executor:
     def _gpu(self) -> torch.device | None:
         """The training device; None if it is the host."""
         model = self._model()
-        device = None if model is None else training_device(model)
+        device = None if model is None else planned_device(model, self._placement)
         return None if device is None or kind_of(device).is_host else device
 
     def _step_ended(self, ended: dict[str, int], optimizer: torch.optim.Optimizer | None) -> None:

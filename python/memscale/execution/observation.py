@@ -24,10 +24,16 @@ __all__ = ["StepWatch"]
 
 
 class StepWatch:
-    """Watches one model's steps."""
+    """Watches one model's steps.
 
-    def __init__(self, core: Any) -> None:
+    Args:
+        core: the C side of the execution.
+        device: the device whose bytes of optimizer state count, if the model lies on several.
+    """
+
+    def __init__(self, core: Any, device: torch.device | None = None) -> None:
         self._core = core
+        self._device = device
         self._outputs: list[weakref.ref[torch.Tensor]]
         self._last_outputs: list[weakref.ref[torch.Tensor]]
         self.more_bytes: int
@@ -175,6 +181,8 @@ class StepWatch:
             sums = self._sums and not any(_says(optimizer, "_releases_now") for optimizer in optimizers)
             seen["gradients_needed"] = sums or any(_says(optimizer, "_needed_gradients") for optimizer in optimizers)
             state = [tensor for optimizer in optimizers for tensor in state_tensors(optimizer)]
+            if self._device is not None:
+                state = [tensor for tensor in state if tensor.device == self._device]
             self._state_bytes = _map_bytes(state)
             seen["optimizer_state_bytes"] = _core.storage_bytes(state) + sum(map(_moved_state_bytes, optimizers))
         self.has_new_optimizer = False

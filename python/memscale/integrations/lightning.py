@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from ..execution.executor import Executor
+    from ..execution.per_device import DeviceExecutors
 
 __all__ = ["MemScaleCallback", "is_lightning_trainer"]
 
@@ -71,7 +72,7 @@ class MemScaleCallback:
             raise TypeError(f"config must be a memscale.Config or None, not {type(config).__qualname__}")
         if module is not None and not isinstance(module, str):
             raise TypeError(f"module must be the name of a submodule or None, not {type(module).__qualname__}")
-        self.executor: Executor | None = None
+        self.executor: Executor | DeviceExecutors | None = None
         self._config = config
         self._module = module
         self._sample_input = sample_input

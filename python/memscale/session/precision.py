@@ -10,7 +10,6 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
-from ..device import training_device
 from ..errors import ProfileError
 
 if TYPE_CHECKING:
@@ -44,15 +43,15 @@ class MixedPrecision:
             self._loss_scaling = LossScaling(model)
         return self._loss_scaling
 
-    def around(self, model: torch.nn.Module, decide: Callable[[str], str]) -> AbstractContextManager[Any]:
+    def around(self, model: torch.nn.Module, device: str, decide: Callable[[str], str]) -> AbstractContextManager[Any]:
         """The context of a training forward: autocast, or one that does nothing.
 
         Args:
-            decide: called at the first forward, with the type of its device; returns autocast's type, or "".
+            device: the type of the device that it computes on.
+            decide: called at the first forward, with that type; returns autocast's type, or "".
         """
         import torch
 
-        device = training_device(model).type
         if torch.is_autocast_enabled(device):
             self.leave(logging.INFO, "the forward runs under your own autocast, which is left as it is")
             return nullcontext()

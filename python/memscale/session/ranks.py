@@ -19,8 +19,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
-from ..device import kind_of, training_device
+from ..device import kind_of
 from ..errors import BudgetInfeasibleError, IntegrationError, ProfileError
+from ..model.placement import planned_device
 from ..model.shards import Sharding, computes_in_parts, has_shards, sharding_of
 from ..planning.execution_plan import ExecutionPlan
 from .partners import bucketed, describe, digest_of_names, is_pipeline_stage, partners_of
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     import torch
 
     from ..config import Config
+    from ..model.placement import Placement
 
 __all__ = ["RankedSession", "session_for"]
 
@@ -41,13 +43,18 @@ _KEPT_MESSAGES = 64
 _wraps = 0
 
 
-def session_for(model: torch.nn.Module, config: Config, optimizer: torch.optim.Optimizer | None = None) -> Session:
+def session_for(
+    model: torch.nn.Module,
+    config: Config,
+    optimizer: torch.optim.Optimizer | None = None,
+    placement: Placement | None = None,
+) -> Session:
     """The session of a wrap: a `RankedSession` if there are several ranks, else a `Session`."""
     import torch.distributed as distributed
 
     if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
-        return RankedSession(model, config, optimizer)
-    return Session(model, config, optimizer)
+        return RankedSession(model, config, optimizer, placement)
+    return Session(model, config, optimizer, placement=placement)
 
 
 class RankedSession(Session):
@@ -68,12 +75,18 @@ class RankedSession(Session):
     # have to begin the plan together.
     applies_at_once = False
 
-    def __init__(self, model: torch.nn.Module, config: Config, optimizer: torch.optim.Optimizer | None = None) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        config: Config,
+        optimizer: torch.optim.Optimizer | None = None,
+        placement: Placement | None = None,
+    ) -> None:
         global _wraps
         _wraps += 1
         self._channel = _Channel(f"memscale/{_wraps}")
         try:
-            super().__init__(model, config, optimizer)
+            super().__init__(model, config, optimizer, placement=placement)
         except BaseException as error:
             self._channel.refuse("wrap", error)
             raise
@@ -166,7 +179,7 @@ class RankedSession(Session):
     def _follow(self, model: torch.nn.Module) -> None:
         """As in `Session`. The ranks exchange their documents again, so every rank has to move its model before the
         same forward."""
-        if training_device(model) == self._device:
+        if planned_device(model, self._placement) == self._device:
             return
         super()._follow(model)
         self._own_hardware = self.hardware_json

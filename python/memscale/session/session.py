@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from .. import _core
 from ..base.after_backward import in_backward
 from ..base.aside import is_tracing
-from ..device import kind_of, training_device
+from ..device import kind_of
 from ..errors import BudgetInfeasibleError, MemScaleError, ProfileError
+from ..model.placement import planned_device
 from ..model.shards import has_shards
 from ..model.streamed import StreamedLayers
 from ..observability.logs import drain_core_log, log_detail
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     import torch
 
     from ..config import Config
+    from ..model.placement import Placement
     from ..observability.watch import RunWatch
     from ..optim.in_place import EightBitInPlace
     from ..tracing.compiled_calls import CompiledCalls, MeasuredCalls
@@ -63,6 +65,7 @@ class Session:
         optimizer: traced with the step if given. Otherwise memory for its state is reserved, and
             the number of bytes is corrected at its first step.
         applies: False to plan only; the allocator of the process is then left alone.
+        placement: the device to plan for, if the model lies on several.
 
     Only the thread that runs the model's forward uses it.
     """
@@ -76,13 +79,15 @@ class Session:
         config: Config,
         optimizer: torch.optim.Optimizer | None = None,
         applies: bool = True,
+        placement: Placement | None = None,
     ) -> None:
         self.config = config
+        self._placement = placement
         self.config_json = config.to_json()
         self._planned_for = self.config_json  # the config after the policy stage
         self._decision: StrategyDecision | None = None  # of the policy stage, if it ran
         self._optimizer = optimizer
-        self._profiler = MemoryProfiler(config)
+        self._profiler = MemoryProfiler(config, placement)
         self._has_sample = False
         self._graphs: dict[str, str] = {}
         self._plans: dict[str, ExecutionPlan] = {}
@@ -122,8 +127,10 @@ class Session:
         self.run_watch: RunWatch | None = None
         self.host_memory = HostMemory()
         self._applies = applies
-        self._device = training_device(model)
+        self._device = planned_device(model, self._placement)
         self._machine = probe_machine(config, self._device)
+        if placement is not None and placement.count > 1:
+            self._machine, _ = _core.ranks_agree([(self._machine, self.config_json)], placement.count)
         if applies and kind_of(self._device).is_host:
             self.host_memory.install(model)
         load_tracer()
@@ -213,13 +220,18 @@ class Session:
         return True
 
     @property
+    def device(self) -> torch.device:
+        """The device whose memory is planned."""
+        return self._device
+
+    @property
     def awaits_parameters(self) -> bool:
         """Whether the model was wrapped on the meta device and has no bytes yet."""
         return self._device.type == "meta"
 
     def _follow(self, model: torch.nn.Module) -> None:
         """Describes the process again and discards all plans, if the model has moved to another device."""
-        device = training_device(model)
+        device = planned_device(model, self._placement)
         if device == self._device:
             return
         _log.info("the model moved from %s to %s: its plans are made again", self._device, device)
@@ -308,14 +320,19 @@ class Session:
             chosen, self.hardware_json = decide_precision(tracing, model, device, self.hardware_json)
             return chosen
 
-        return self._mixed_precision.around(model, decide)
+        return self._mixed_precision.around(model, planned_device(model, self._placement).type, decide)
 
     def _make_plan(self, graph: str) -> str:
         """The plan as JSON. With `auto_policy` the policy stage runs first."""
         self._choose_window(graph)
-        if not self.config.auto_policy:
-            return _core.plan_make(graph, self.hardware_json, self.config_json)
-        plan, decision, self._planned_for = plan_by_policy(graph, self.hardware_json, self.config_json)
+        try:
+            if not self.config.auto_policy:
+                return _core.plan_make(graph, self.hardware_json, self.config_json)
+            plan, decision, self._planned_for = plan_by_policy(graph, self.hardware_json, self.config_json)
+        except BudgetInfeasibleError as error:
+            if self._placement is not None:
+                error.args = (f"{self._device}: {error}",)
+            raise
         if self._decision is None or _chosen(decision) != _chosen(self._decision):
             log_decision(decision)
         self._decision = decision
@@ -737,7 +754,7 @@ class Session:
     def plan_applied(self, plan: ExecutionPlan | None) -> None:
         """Passes the plan's step options to the optimizer, if it is memscale's own."""
         arrange = getattr(self._optimizer, "_arrange", None)
-        if arrange is None:
+        if arrange is None or self._placement is not None:
             return
         text = None if plan is None else plan.to_json()
         wanted = _core.plan_for_optimizer(text, self.config_json)

@@ -8,13 +8,15 @@ peak counter of the process is reset last.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import gc
 import inspect
 import logging
 import os
 import weakref
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import _core
 from ..base.compiler import original_of
@@ -22,6 +24,7 @@ from ..base.warnings import warn_nothing_to_undo, warn_replaced
 from ..config import AsyncOffloadConfig, Config
 from ..device import kind_of, training_device
 from ..errors import BudgetInfeasibleError, ConfigError, IntegrationError
+from ..model.placement import placement_on, placements_of, planned_device
 from ..observability.logs import drain_core_log
 from ..observability.watch import RunWatch
 from .ranks import session_for
@@ -30,7 +33,11 @@ if TYPE_CHECKING:
     import torch
 
     from ..execution.executor import Executor
+    from ..execution.per_device import DeviceExecutors
+    from ..model.placement import Placement
     from .session import Session
+
+    _Samples = list[tuple[tuple[Any, ...], dict[str, Any]]]
 
 _log = logging.getLogger("memscale")
 
@@ -111,7 +118,7 @@ def _what_to_give_instead(sample_input: Any) -> str:
     return "give a single argument of another type as a tuple, (argument,)"
 
 
-def _samples(model: torch.nn.Module, sample_input: Any) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+def _samples(model: torch.nn.Module, sample_input: Any) -> _Samples:
     """The arguments of each sample; several are a list.
 
     Raises:
@@ -132,9 +139,9 @@ def inside_compiled(module: torch.nn.Module) -> torch.nn.Module:
     return original
 
 
-def executor_of(model: torch.nn.Module) -> Executor | None:
+def executor_of(model: torch.nn.Module) -> Executor | DeviceExecutors | None:
     """The executor that `wrap()` left on a module, if any."""
-    executor: Executor | None = original_of(model).__dict__.get("_memscale_executor")
+    executor: Executor | DeviceExecutors | None = original_of(model).__dict__.get("_memscale_executor")
     return executor
 
 
@@ -143,36 +150,68 @@ def wrap_module(
     config: Config,
     sample_input: Any = None,
     optimizer: torch.optim.Optimizer | None = None,
-) -> Executor:
-    """Wraps one module, or the module inside what `torch.compile()` returned, and returns its executor, attached.
+) -> Executor | DeviceExecutors:
+    """Wraps one module, or the module inside what `torch.compile()` returned, and returns its executor, attached, or
+    its executors if it lies on several devices.
 
     Raises:
         as `memscale.wrap()`; the model is then left unwrapped.
     """
-    watch = RunWatch(type(original_of(model)).__name__, config)
+    inner = original_of(model)
+    placements = placements_of(inner)
+    _refuse_unknown_devices(inner, config, placements)
+    places: list[Placement | None] = [*placements] if placements else [None]
+    members: list[_Member] = []
+    samples: _Samples = []
     try:
-        return _wrap_watched(model, config, sample_input, optimizer, watch)
+        # The pre-hook that is put first runs last, and the leader switches autocast on before others plan.
+        for placement in reversed(places):
+            one = _config_on(config, planned_device(inner, placement), placement)
+            watch = RunWatch(_name_on(inner, placement), one)
+            with _telling(watch):
+                samples = samples if members else _prepared(inner, sample_input, optimizer)
+                members.append(_attached(model, one, optimizer, watch, placement, not samples))
+        leader = members[-1]
+        for member in reversed(members):
+            with _telling(member.watch):
+                _plan_samples(inner, member, leader.session, samples)
+    except BaseException:
+        for member in reversed(members):
+            member.executor.detach()
+        raise
+    _warn_of_several_budgets([member.executor for member in members], config)
+    if not placements:
+        return leader.executor
+    return _together(inner, [member.executor for member in reversed(members)], placements)
+
+
+class _Member(NamedTuple):
+    """What one device's plan needs, or that of a model on one."""
+
+    executor: Executor
+    session: Session
+    watch: RunWatch
+
+
+@contextmanager
+def _telling(watch: RunWatch) -> Iterator[None]:
+    """Tells `watch` of an error, and closes it then."""
+    try:
+        yield
     except BaseException as error:
         watch.failed(error)
         watch.close()
         raise
 
 
-def _wrap_watched(
-    model: torch.nn.Module,
-    config: Config,
-    sample_input: Any,
-    optimizer: torch.optim.Optimizer | None,
-    watch: RunWatch,
-) -> Executor:
+def _prepared(model: torch.nn.Module, sample_input: Any, optimizer: torch.optim.Optimizer | None) -> _Samples:
+    """Checks what was given, and removes earlier wraps. Returns the samples."""
     from ..base.torch_names import check_torch
 
     check_torch()
     from ..base.vector_math import settle_vector_math
-    from ..execution.executor import Executor
 
     settle_vector_math()
-    given, model = model, original_of(model)
     _check_optimizer(optimizer)
     _refuse_what_cannot_be_hooked(model)
     samples = _samples(model, sample_input)
@@ -181,50 +220,139 @@ def _wrap_watched(
         warn_replaced(model)
         previous.detach()
     _unwrap_submodules(model)
-    session = session_for(model, config, optimizer)
-    executor = Executor(model, config, session)
+    return samples
+
+
+def _attached(
+    given: torch.nn.Module,
+    config: Config,
+    optimizer: torch.optim.Optimizer | None,
+    watch: RunWatch,
+    placement: Placement | None,
+    says_what_follows: bool,
+) -> _Member:
+    """An executor of the module, or of the module inside what `torch.compile()` returned, attached."""
+    from ..execution.executor import Executor
+
+    model = original_of(given)
+    session = session_for(model, config, optimizer, placement)
+    executor = Executor(model, config, session, placement=placement)
     executor.run_watch = session.run_watch = watch
     watch.begin(executor.counters)
     watch.describe(model, session.hardware_json)
     try:
         executor.attach(given if given is not model else None)
-        if not samples:
-            _say_what_follows(model, session, config)
-        if not session.awaits_parameters:
-            _plan_samples(model, executor, session, samples)
-        device = training_device(model)
-        kind_of(device).reset_peak(device)
+        if says_what_follows:
+            _say_what_follows(model, session, config, placement)
     except BaseException:
         executor.detach()
         raise
-    _warn_of_several_budgets(executor, config)
-    return executor
+    return _Member(executor, session, watch)
 
 
-def _say_what_follows(model: torch.nn.Module, session: Session, config: Config) -> None:
+# ---- models on several devices ----------------------------------------------------------
+
+
+def place_on(
+    model: torch.nn.Module, device: str | torch.device | None, config: Config
+) -> tuple[Placement | None, Config]:
+    """The device to plan for, as in `placement_on()`, and the config for it.
+
+    Raises:
+        IntegrationError: none is named of several, or one that holds no parameter.
+        ConfigError: a budget is for a device on which no parameter lies.
+    """
+    placement = placement_on(model, device)
+    _refuse_unknown_devices(model, config, placements_of(model))
+    return placement, _config_on(config, planned_device(model, placement), placement)
+
+
+def _refuse_unknown_devices(model: torch.nn.Module, config: Config, placements: list[Placement]) -> None:
+    """Raises ConfigError if a budget is for a device on which no parameter lies."""
+    if not isinstance(config.memory_budget_gb, Mapping):
+        return
+    known = [str(placement.device) for placement in placements] or [str(training_device(model))]
+    unknown = next((name for name in config.memory_budget_gb if name not in known), None)
+    if unknown is not None:
+        raise ConfigError(
+            f"memory_budget_gb: {unknown!r} is no device of this {type(model).__name__}, whose parameters lie on "
+            f"{' and '.join(known)}",
+            field="memory_budget_gb",
+        )
+
+
+def _config_on(config: Config, device: torch.device, placement: Placement | None) -> Config:
+    """The config for one device: its budget, its share of what the devices' plans divide among them, and without what
+    is done once a model, unless it leads."""
+    one = config.for_device(str(device))
+    if placement is None:
+        return one
+    if config.verify_correctness and placement.leads:
+        _log.warning("verify_correctness: the model lies on several devices; nothing is compared")
+    return dataclasses.replace(
+        one,
+        verify_correctness=False,
+        use_mixed_precision=one.use_mixed_precision and placement.leads,
+        use_8bit_optimizer=one.use_8bit_optimizer and placement.leads,
+        observability_port=one.observability_port if placement.leads else None,
+        max_cpu_offload_gb=_share(one.max_cpu_offload_gb, placement),
+        max_disk_offload_gb=_share(one.max_disk_offload_gb, placement),
+        async_config=None
+        if one.async_config is None
+        else dataclasses.replace(one.async_config, pinned_pool_gb=_share(one.async_config.pinned_pool_gb, placement)),
+    )
+
+
+def _share(whole: float | None, placement: Placement) -> float | None:
+    return None if whole is None else whole / placement.count
+
+
+def _name_on(model: torch.nn.Module, placement: Placement | None) -> str:
+    name = type(model).__name__
+    return name if placement is None else f"{name} on {placement.device}"
+
+
+def _together(model: torch.nn.Module, executors: list[Executor], placements: list[Placement]) -> DeviceExecutors:
+    """Leaves the executors of several devices on the model, as one."""
+    from ..execution.hooks import EXECUTOR_ATTRIBUTE
+    from ..execution.per_device import DeviceExecutors
+
+    devices = [str(placement.device) for placement in placements]
+    together = DeviceExecutors(dict(zip(devices, executors, strict=True)))
+    model.__dict__[EXECUTOR_ATTRIBUTE] = together
+    hosts = sorted({str(parameter.device) for parameter in model.parameters()} - set(devices))
+    if hosts:
+        _log.info("what lies on %s has no plan: its tensors stay, and no budget limits them", " and ".join(hosts))
+    return together
+
+
+# ---- parts of a wrap ----------------------------------------------------------------------
+
+
+def _say_what_follows(
+    model: torch.nn.Module, session: Session, config: Config, placement: Placement | None = None
+) -> None:
     """Logs the machine and what may be done on it. The plan is logged when shapes are known."""
-    size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    _log.info("%s", _core.plan_intent(session.hardware_json, config.to_json(), type(model).__name__, size))
+    device = planned_device(model, placement)
+    size = sum(p.numel() * p.element_size() for p in model.parameters() if placement is None or p.device == device)
+    _log.info("%s", _core.plan_intent(session.hardware_json, config.to_json(), _name_on(model, placement), size))
     drain_core_log()
 
 
-def _plan_samples(
-    model: torch.nn.Module,
-    executor: Executor,
-    session: Session,
-    samples: list[tuple[tuple[Any, ...], dict[str, Any]]],
-) -> None:
-    """Plans for each sample; the last one's plan is put in force.
+def _plan_samples(model: torch.nn.Module, member: _Member, leader: Session, samples: _Samples) -> None:
+    """Plans for each sample, under the leader's autocast; the last one's plan is put in force. From now on the peak is
+    that of the training.
 
     Raises:
         BudgetInfeasibleError: of the sample that needs the largest budget, which fits the others too.
     """
     from ..base.signature import input_signature
 
+    executor, session, _ = member
     refused: BudgetInfeasibleError | None = None
-    for args, kwargs in samples:
+    for args, kwargs in [] if session.awaits_parameters else samples:
         try:
-            with session.precision(model, args, kwargs):
+            with leader.precision(model, args, kwargs):
                 plan = session.plan_sample(model, input_signature(model, args, kwargs), args, kwargs)
                 if session.applies_at_once and refused is None:
                     executor.apply(plan)
@@ -237,9 +365,10 @@ def _plan_samples(
             raise refused
     finally:
         del refused  # as in MemoryProfiler
+    kind_of(session.device).reset_peak(session.device)
 
 
-def _warn_of_several_budgets(executor: Executor, config: Config) -> None:
+def _warn_of_several_budgets(executors: list[Executor], config: Config) -> None:
     """Warns if another model has a budget: budgets are the process's, and a plan counts the other
     model's parameters, but not its step."""
     if config.memory_budget_gb is None:
@@ -249,7 +378,7 @@ def _warn_of_several_budgets(executor: Executor, config: Config) -> None:
             "wrap: another model of this process has a budget too; each plan counts the other's parameters, but not "
             "what it saves for backward nor its gradients: leave room for these in both budgets"
         )
-    _with_budgets.add(executor)
+    _with_budgets.update(executors)
 
 
 def _others_have_budgets() -> bool:
@@ -285,16 +414,6 @@ def _unwrap_submodules(model: torch.nn.Module) -> None:
             outer = type(model).__name__
             _log.warning("wrap: %s inside this %s was already wrapped; that wrap is removed", name, outer)
             inner.detach()
-
-
-def refuse_several_devices(model: torch.nn.Module) -> None:
-    """Raises IntegrationError if the model has parameters on several devices: a plan knows one, and its budget."""
-    devices = sorted({str(parameter.device) for parameter in model.parameters()})
-    if len(devices) > 1:
-        raise IntegrationError(
-            f"{type(model).__name__} has parameters on {' and '.join(devices)}, and a plan is for one device: wrap the "
-            "part on each device by itself, with a budget of its own"
-        )
 
 
 def _contains_itself(module: torch.nn.Module, around: tuple[int, ...], done: set[int]) -> str | None:
@@ -336,7 +455,6 @@ def _refuse_what_cannot_be_hooked(model: torch.nn.Module) -> None:
     if lazy:
         raise IntegrationError(f"wrap: {lazy[0]!r} has no shape before the first forward; run one forward, then wrap")
     parameters = list(model.parameters())
-    refuse_several_devices(model)
     if not parameters:
         _log.warning(
             "wrap: %s has no parameters; there is nothing to train, and memory is only planned for "

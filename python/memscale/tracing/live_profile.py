@@ -24,6 +24,7 @@ from ..base.modes import retire
 from ..base.signature import describe_arguments
 from ..base.weak import weak_method
 from ..errors import MemScaleError, ProfileError
+from ..model.placement import Placement
 from ..techniques.loss_mode import marking
 from .tracer import NO_NODE, LiveTracer
 
@@ -73,8 +74,8 @@ class _Events:
 class _StepTracer(LiveTracer):
     """A tracer that does not report replays, because they belong to the warm-up's plan and not to the step."""
 
-    def __init__(self, model: str, signature: str) -> None:
-        super().__init__(model, signature, "empirical")
+    def __init__(self, model: str, signature: str, placement: Placement | None, elsewhere: frozenset[str]) -> None:
+        super().__init__(model, signature, "empirical", None, placement, elsewhere)
         self._events = _Events(self._trace)
         self._trace = self._events  # type: ignore[assignment]  # has every method of a Trace
 
@@ -184,6 +185,7 @@ class LiveProfile:
         model: the root module.
         args, kwargs: arguments of the forward that begins, or of the first layer.
         observe: registers a function that returns a saved tensor's token; None unregisters it.
+        placement: the device that is profiled, if the model lies on several.
         in_parts: whether the loop calls the layers by itself. Losses are then left unmarked, because no loss head can
             take their place, and the forward ends when the backward begins.
     """
@@ -196,6 +198,7 @@ class LiveProfile:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         observe: Callable[[Any], None],
+        placement: Placement | None = None,
         in_parts: bool = False,
     ) -> None:
         self._observe = observe
@@ -208,7 +211,8 @@ class LiveProfile:
         self._thread = threading.current_thread()
         self._here = threading.local()  # a thread's number may be reused
         self._here.is_mine = True
-        tracer = _StepTracer(type(model).__name__, describe_arguments(args, kwargs))
+        elsewhere = frozenset[str]() if placement is None else placement.elsewhere(model)
+        tracer = _StepTracer(type(model).__name__, describe_arguments(args, kwargs), placement, elsewhere)
         tracer.resident_parameters(model.parameters())
         tracer.resident_buffers(model.buffers())
         tracer.resident_batch(plain_tensors((args, kwargs)))

@@ -29,9 +29,10 @@ from .. import _core
 from ..base.aside import is_tracing, standing_aside
 from ..base.compiler import running_eagerly
 from ..config import check_config
-from ..device import AUTOCAST_KINDS, kind_of, training_device
+from ..device import AUTOCAST_KINDS, kind_of
 from ..errors import IntegrationError, MemScaleError, ProfileError
 from ..model.caches import without_cache
+from ..model.placement import planned_device
 from .misfit import Misfit, reads_values
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
     from ..config import Config
     from ..model.isolation import Snapshot
+    from ..model.placement import Placement
     from .compiled_calls import CompiledCalls
     from .fakes import Twins
     from .static_tracer import StaticTracer
@@ -73,13 +75,15 @@ class MemoryProfiler:
 
     Args:
         config: its `disk_offload_dir`, `enable_tiling` and `use_8bit_optimizer` are read; may be None.
+        placement: the device whose bytes the graphs count, if models lie on several.
 
     Raises:
         TypeError: `config` is not a `Config`.
     """
 
-    def __init__(self, config: Config | None = None) -> None:
+    def __init__(self, config: Config | None = None, placement: Placement | None = None) -> None:
         self._config = None if config is None else check_config(config)
+        self._placement = placement
 
     def hardware(self) -> dict[str, Any]:
         """Describes the machine: CPUs, memory and its limits, disks, GPUs; see hardware.schema.json."""
@@ -111,7 +115,8 @@ class MemoryProfiler:
         forward reads a value that is not known (a loss takes the lengths of labels; transformers looks for padding
         among tokens), the second takes the integers of the sample. The last traces without those branches.
 
-        With `enable_tiling` the step is traced a second time, with position-wise modules in tiles.
+        With `enable_tiling` the step is traced a second time, with position-wise modules in tiles, unless the model
+        lies on several devices: a plan for one of them can't divide the others' modules.
 
         Returns:
             The graph as JSON (docs/formats/graph.schema.json).
@@ -132,7 +137,7 @@ class MemoryProfiler:
         kwargs = without_cache(model, sample_args, dict(sample_kwargs or {}))
         stepping = _Stepping(optimizers_of(model), False) if optimizer is None else _Stepping([optimizer], True)
         graph, way = self._trace_somehow(model, sample_args, kwargs, stepping, calls)
-        if self._config is None or not self._config.enable_tiling:
+        if self._config is None or not self._config.enable_tiling or self._placement is not None:
             return graph
         try:
             tiled = self._trace(model, sample_args, kwargs, stepping, way, in_tiles=True)
@@ -172,7 +177,7 @@ class MemoryProfiler:
     def _expects_8bit(self, model: torch.nn.Module) -> bool:
         """Whether the model's AdamW will get 8-bit state of memscale's; on a GPU that takes another package."""
         asked = self._config is not None and self._config.use_8bit_optimizer
-        return asked and kind_of(training_device(model)).is_host
+        return asked and kind_of(planned_device(model, self._placement)).is_host
 
     def _trace(
         self,
@@ -193,13 +198,17 @@ class MemoryProfiler:
         from .fakes import Twins
         from .static_tracer import StaticTracer, libraries_branch_on_values
 
-        name = type(model).__name__
+        name = (
+            type(model).__name__ if self._placement is None else f"{type(model).__name__} on {self._placement.device}"
+        )
         obstacle = Reach(list(model.modules())).obstacle
         if obstacle is not None:
             raise ProfileError(f"{name} can't be traced without running it: {obstacle}, and a trace would do that too")
-        tracer = StaticTracer(name, describe_arguments(args, kwargs))
+        placement = self._placement
+        elsewhere = frozenset[str]() if placement is None else placement.elsewhere(model)
+        tracer = StaticTracer(name, describe_arguments(args, kwargs), placement, elsewhere)
         twins = Twins(gathered_parameters(model))
-        tracer.made_state(made_state_bytes(stepping.optimizers, training_device(model)))
+        tracer.made_state(made_state_bytes(stepping.optimizers, planned_device(model, self._placement)))
         optimizers = stepping.optimizers
         expects_8bit = have_8bit_moments(optimizers) or (not stepping.is_given and self._expects_8bit(model))
         if expects_8bit:

@@ -26,6 +26,7 @@ from .. import _core
 from ..base.walk import tensors_of
 from ..device import kind_of
 from ..errors import ProfileError
+from ..model.placement import Placement
 from .operand_types import OperandTypes
 from .tracer import LiveTracer
 
@@ -58,8 +59,14 @@ class StaticTracer(LiveTracer):
 
     runs_code_as_written = True
 
-    def __init__(self, model: str, signature: str) -> None:
-        super().__init__(model, signature, "static", _kernels())
+    def __init__(
+        self,
+        model: str,
+        signature: str,
+        placement: Placement | None = None,
+        elsewhere: frozenset[str] = frozenset(),
+    ) -> None:
+        super().__init__(model, signature, "static", _kernels(), placement, elsewhere)
         self._types = OperandTypes()
 
     def add_input(self, name: str, tensor: torch.Tensor) -> None:

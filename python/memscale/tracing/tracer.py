@@ -21,6 +21,7 @@ from ..base.arguments import Arguments, plain_tensors
 from ..base.compiler import is_compiled
 from ..base.modes import begin_below, leave
 from ..base.walk import first_output, is_training, plain_leaves, shape_of, tensors_of, version_of
+from ..model.placement import Placement, device_of
 from ..model.shards import part_of, shard_type
 
 __all__ = ["NO_NODE", "LiveTracer", "is_maker"]
@@ -91,6 +92,8 @@ class LiveTracer(TorchDispatchMode):
         signature: text of the input shapes and dtypes, for the graph.
         source: ``"static"`` or ``"empirical"``.
         kernels: functions to run in place of operators, by operator.
+        placement: the device whose storages are reported, if the model lies on several.
+        elsewhere: names of the layers that compute on other devices.
 
     The order of calls: `resident_*()`; `start()`; the root's forward with `enter()` and
     `leave()` around each layer and `saved()` for each packed tensor; `outputs()`;
@@ -112,10 +115,14 @@ class LiveTracer(TorchDispatchMode):
         signature: str,
         source: str,
         kernels: Mapping[Any, Callable[..., Any]] | None = None,
+        placement: Placement | None = None,
+        elsewhere: frozenset[str] = frozenset(),
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._kernels = kernels or {}
-        self._trace = _core.Trace(model, signature, source, torch.get_num_threads())
+        self._trace = _core.Trace(model, signature, source, torch.get_num_threads(), placement is not None)
+        self._device = None if placement is None else placement.device
+        self._elsewhere = elsewhere
         self._operators: dict[Any, _Operator] = {}
         self._watched: dict[int, _Watch] = {}
         self._buffers_of: dict[int, list[_Buffer]] = {}
@@ -145,7 +152,7 @@ class LiveTracer(TorchDispatchMode):
     def expect_8bit_state(self, parameters: Iterable[torch.Tensor]) -> None:
         """Reports that an AdamW with 8-bit moments, which is not traced, will step these parameters."""
         for parameter in parameters:
-            if parameter.requires_grad:
+            if parameter.requires_grad and self._is_here(parameter):
                 self._trace.expect_adamw(part_of(parameter).numel(), 8, parameter.dtype is torch.bfloat16)
 
     def resident_buffers(self, buffers: Iterable[torch.Tensor]) -> None:
@@ -158,8 +165,15 @@ class LiveTracer(TorchDispatchMode):
         for tensor in tensors:
             self._resident(tensor, "batch", False)
 
+    def _counted(self, tensor: torch.Tensor) -> Iterable[torch.UntypedStorage]:
+        """The storages of a tensor that count; see `_storages()`. Those on other devices don't."""
+        return _storages(tensor) if self._is_here(tensor) else ()
+
+    def _is_here(self, tensor: torch.Tensor) -> bool:
+        return self._device is None or device_of(tensor) == self._device
+
     def _resident(self, tensor: torch.Tensor, role: str, trainable: bool) -> None:
-        for storage in _storages(tensor):
+        for storage in self._counted(tensor):
             key = storage._cdata
             if key not in self._watched:
                 self._watch(storage, key)
@@ -209,23 +223,24 @@ class LiveTracer(TorchDispatchMode):
         is_new = False
         all_new = True
         for tensor in tensors_of(result):
-            for storage in _storages(tensor):
+            for storage in self._counted(tensor):
                 new = self._see(storage, operator.mutable)
                 is_new |= new
                 all_new &= new
                 made.append(storage._cdata)
             outputs.append((shape_of(tensor), _bytes(tensor), _ELEMENTS.get(tensor.dtype, 0)))
-        if not is_new and not operator.mutable:
+        is_elsewhere = self._device is not None and not made and _makes_storages(args, result)
+        if not is_new and not operator.mutable and not is_elsewhere:
             return  # a view, although the operator is not declared as one
         operands = [(shape_of(tensor), _bytes(tensor)) for tensor in tensors_of(args)]
         if kwargs:
             operands.extend((shape_of(tensor), _bytes(tensor)) for tensor in tensors_of(kwargs.values()))
-        copied = _copied(operator, args, result) if operator.takes_workspace else None
+        copied = _copied(operator, args, result) if operator.takes_workspace and not is_elsewhere else None
         self._trace.op(_name_of(operator, kwargs), tuple(operands), tuple(outputs), copied)
         if self._frame is not None:
             if operator.mutable:
                 self._tell_written(operator, args, kwargs)
-            elif all_new:
+            elif all_new and made:
                 self._trace.made(_keys(args, kwargs), tuple(made), operator.maker)
         if operator.random and self._phase == "forward":
             self._trace.flag(self._trace.current(), "uses_rng")
@@ -234,7 +249,7 @@ class LiveTracer(TorchDispatchMode):
         written = [args[place] for place in operator.written if place < len(args)]
         written.extend(kwargs[name] for name in operator.written_names if kwargs and name in kwargs)
         for tensor in tensors_of(written):
-            for storage in _storages(tensor):
+            for storage in self._counted(tensor):
                 self._trace.wrote(storage._cdata)
                 if self._frame is not None and storage._cdata in self._frame.parameter_keys:
                     self._trace.flag(self._frame.node, "mutates_input")  # through .data, which no version shows
@@ -244,7 +259,7 @@ class LiveTracer(TorchDispatchMode):
         gradient, unless that is a view (something else holds its base). Under a dispatch mode, as in a trace, it
         never does, so C must know."""
         if not torch.is_grad_enabled() and isinstance(other, torch.Tensor) and not gradient._is_view():
-            pair = [storage for tensor in (gradient, other) for storage in _storages(tensor)]
+            pair = [storage for tensor in (gradient, other) for storage in self._counted(tensor)]
             if len(pair) == 2:
                 self._trace.adds(pair[0]._cdata, pair[1]._cdata)
 
@@ -265,7 +280,7 @@ class LiveTracer(TorchDispatchMode):
     def born(self, tensor: torch.Tensor) -> None:
         """Reports a tensor whose operator was not seen."""
         if not self._paused and not self._finished:
-            for storage in _storages(tensor):
+            for storage in self._counted(tensor):
                 self._see(storage, False)
 
     def _watch(self, storage: torch.UntypedStorage, key: int) -> _Watch:
@@ -313,8 +328,11 @@ class LiveTracer(TorchDispatchMode):
         self.places = {
             storage._cdata: self._trace.input(storage._cdata)
             for tensor in plain_tensors((args, kwargs))
-            for storage in _storages(tensor)
+            for storage in self._counted(tensor)
         }
+        if name in self._elsewhere:
+            self._trace.flag(node, "elsewhere")
+            self._hold_arguments(args, kwargs)
         if Arguments.freeze(args, kwargs) is None:
             self._trace.flag(node, "opaque_argument")
         if args and self._previous is not None and self._previous[1]() is args[0]:
@@ -326,6 +344,22 @@ class LiveTracer(TorchDispatchMode):
         if any(_updates_statistics(submodule) for submodule in module.modules()):
             self._trace.flag(node, "updates_buffers")
         return node
+
+    def _hold_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A layer on another device begins. If that device's plan recomputes it, its arguments are held until its
+        backward; so those that lie here count as saved, in every plan."""
+        tensors = plain_tensors((args, kwargs))
+        held = [self.saved(tensor) for tensor in tensors if self._is_here(tensor)]
+        differentiable = next((tensor for tensor in tensors if tensor.requires_grad), None)
+
+        def layer_ended(_: torch.Tensor | None = None) -> None:
+            while held:
+                self.dropped(*held.pop())
+
+        if differentiable is None:
+            layer_ended()  # it has no backward
+        elif held:
+            differentiable.register_hook(layer_ended)
 
     @property
     def is_in_compiled_layer(self) -> bool:
@@ -368,7 +402,7 @@ class LiveTracer(TorchDispatchMode):
         """Autograd packs a tensor. Returns the node that saves it and its serial, 0 if it is not tracked."""
         if self._paused or self._finished:
             return NO_NODE, 0
-        for storage in _storages(tensor):
+        for storage in self._counted(tensor):
             return self._trace.saved(storage._cdata)
         return NO_NODE, 0
 
@@ -385,7 +419,7 @@ class LiveTracer(TorchDispatchMode):
 
     def given(self, node: int, serial: int, tensor: torch.Tensor) -> None:
         """Autograd gets an unpacked tensor, whose storage may be a copy of the one that was saved."""
-        for storage in _storages(tensor):
+        for storage in self._counted(tensor):
             if storage._cdata not in self._watched:
                 self.unpacked(node, serial, storage)
 
@@ -400,6 +434,8 @@ class LiveTracer(TorchDispatchMode):
         """A cross entropy over rows of logits begins, outside of layers. Returns its number, 0 if
         there is nothing to mark. Call `loss_ended()` after it."""
         if self._paused or self._nesting or self._phase != "forward" or not logits.requires_grad:
+            return 0
+        if not self._is_here(logits):
             return 0
         return self._trace.loss(logits.untyped_storage()._cdata)
 
@@ -416,6 +452,8 @@ class LiveTracer(TorchDispatchMode):
         """A linear layer, outside of layers, has made `made` of `hidden`, which may be logits. Returns its
         number, 0 if there is nothing to mark. It counts as a head only if `head_used()` is called."""
         if self._paused or self._nesting or self._phase != "forward" or made.grad_fn is None:
+            return 0
+        if not (self._is_here(made) and self._is_here(hidden)):
             return 0
         trace = self._trace
         number = trace.head(made.untyped_storage()._cdata)
@@ -451,14 +489,14 @@ class LiveTracer(TorchDispatchMode):
 
         def is_final(parameter: torch.Tensor) -> None:
             if parameter.grad is not None and parameter.grad.layout is torch.strided:
-                for storage in _storages(parameter.grad):
+                for storage in self._counted(parameter.grad):
                     trace.final(storage._cdata)
 
         return [p.register_post_accumulate_grad_hook(is_final) for p in parameters if p.requires_grad and p.is_leaf]
 
     def _roles(self, report: Any, tensors: Iterable[torch.Tensor | None]) -> None:
         for tensor in tensors:
-            for storage in _storages(tensor) if tensor is not None else ():
+            for storage in self._counted(tensor) if tensor is not None else ():
                 report(storage._cdata, storage.nbytes())
 
     def loss_outside(self) -> None:
@@ -467,7 +505,11 @@ class LiveTracer(TorchDispatchMode):
 
     def own_optimizer(self, streamable: list[torch.Tensor], released: bool, streamed: bool) -> None:
         """The optimizer is memscale's, and the `streamable` tensors of its state may be on disk. The flags tell
-        whether the user chose gradient release and state on disk."""
+        whether the user chose gradient release and state on disk. A plan for one of several devices can arrange
+        nothing, because the optimizer steps parameters of all."""
+        if self._device is not None and not released:
+            return
+        streamable = [tensor for tensor in streamable if self._is_here(tensor)]
         self._trace.own_optimizer(_core.storage_bytes(streamable), released, streamed)
 
     def made_state(self, state_bytes: int) -> None:
@@ -503,6 +545,12 @@ def _storages(tensor: torch.Tensor) -> Iterable[torch.UntypedStorage]:
     if tensor.layout is torch.sparse_coo:
         return (tensor._indices().untyped_storage(), tensor._values().untyped_storage())
     return ()
+
+
+def _makes_storages(args: tuple[Any, ...], result: Any) -> bool:
+    """Whether an operator's results lie in other storages than its arguments."""
+    given = set(_keys(args, None))
+    return any(storage._cdata not in given for tensor in tensors_of(result) for storage in _storages(tensor))
 
 
 def _bytes(tensor: torch.Tensor) -> int:

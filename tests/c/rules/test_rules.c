@@ -269,6 +269,19 @@ static void an_unhookable_module_is_left_alone(void **state)
     }
 }
 
+static void what_lies_on_another_device_is_kept(void **state)
+{
+    (void)state;
+    nodes[LARGE].flags = MS_NODE_ELSEWHERE;
+    pressure.forced = true;
+    admit();
+    assert_false(admissions[LARGE].packs);
+    for (int technique = 1; technique < MS_TECHNIQUE_COUNT; technique++) {
+        refused(LARGE, (ms_technique)technique, MS_RULE_ELSEWHERE);
+    }
+    assert_int_equal(admissions[LARGE].rule[MS_TECHNIQUE_KEEP], MS_RULE_ELSEWHERE);
+}
+
 static void small_layers_stay_unless_forced(void **state)
 {
     (void)state;
@@ -387,6 +400,7 @@ int main(void)
         cmocka_unit_test_setup(layers_that_cannot_run_again_are_refused, set_up),
         cmocka_unit_test_setup(compiled_layers_run_again_whole_only, set_up),
         cmocka_unit_test_setup(an_unhookable_module_is_left_alone, set_up),
+        cmocka_unit_test_setup(what_lies_on_another_device_is_kept, set_up),
         cmocka_unit_test_setup(small_layers_stay_unless_forced, set_up),
         cmocka_unit_test_setup(low_pressure_touches_the_larger_layers_only, set_up),
         cmocka_unit_test_setup(the_disk_tier_needs_a_real_disk, set_up),

@@ -496,6 +496,25 @@ static void large_products_are_noticed(void **state)
     ms_free(text);
 }
 
+/* Layers are flagged by the caller, who knows where they compute. */
+static void the_roots_work_on_several_devices_is_elsewhere(void **state)
+{
+    (void)state;
+    ms_trace_on_several_devices(trace);
+    born(10, 64);
+    token made = toy_forward("h.0", 0, 10, 11);
+    born(20, 4);
+    phase(MS_TRACE_BACKWARD);
+    toy_backward(made, 10, 11);
+    ms_graph *graph;
+    assert_ms_ok(ms_trace_finish(trace, &graph, &err), err);
+    assert_int_equal(graph->node_count, 3);
+    assert_int_equal(graph->nodes[0].flags, MS_NODE_ELSEWHERE);
+    assert_int_equal(graph->nodes[1].flags, 0);
+    assert_int_equal(graph->nodes[2].flags, MS_NODE_ELSEWHERE);
+    ms_graph_free(graph);
+}
+
 /* ---- memory ------------------------------------------------------------------ */
 
 /* A step with everything in it, for faults: stops at the first failure. */
@@ -592,6 +611,7 @@ int main(void)
         TEST(nodes_without_events_are_left_out),
         TEST(a_layer_without_a_tensor_argument_is_marked),
         TEST(an_empty_step_has_one_node_that_does_nothing),
+        TEST(the_roots_work_on_several_devices_is_elsewhere),
         TEST(a_loss_outside_reserves_twice_the_outputs),
         TEST(a_cross_entropy_is_marked_in_both_passes),
         TEST(a_mark_that_was_never_given_is_refused),

@@ -237,14 +237,12 @@ def _device_names(budgets: Mapping[Any, Any]) -> list[str]:
     Raises:
         ConfigError: there is none, or one is no name.
     """
-    wrong = next((key for key in budgets if not isinstance(key, str) or not key), None)
-    if wrong is not None or not budgets:
-        found = "an empty dict" if not budgets else f"the key {ascii(wrong)}"
-        raise ConfigError(
-            f"memory_budget_gb: {found} is not allowed; a dict has a number for each device, by the name that torch "
-            "prints for it",
-            field="memory_budget_gb",
-        )
+    if not budgets or not all(isinstance(key, str) and key for key in budgets):
+        try:
+            _core.config_validate(_encode({"memory_budget_gb": budgets}))
+        except ConfigError as error:
+            error.args = (f"{error}, or a dict with a number for each device by its name",)
+            raise
     return list(budgets)
 
 

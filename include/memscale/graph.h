@@ -115,6 +115,7 @@ typedef struct ms_event {
     uint64_t evaluations; /* WORK: elementary functions computed, or work that takes a CPU as long; 0 if
                              moving the bytes takes longer */
     uint32_t precision; /* WORK: ms_precision of its matrix products; MS_PRECISION_AS_IS for all but 16-bit ones */
+    uint64_t moved_bytes; /* WORK: bytes that come from another device, at the rate of the link between the two */
 } ms_event;
 
 /* An operator that can run again. Its operands are local numbers in ms_profile.operands,

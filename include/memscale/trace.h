@@ -96,6 +96,8 @@ MS_API int ms_trace_input(ms_trace *trace, uint64_t key, uint32_t *place, ms_err
 /* Adds facts about a node: MS_NODE_... bits. The trace sets NO_TENSOR_INPUT itself. */
 MS_API int ms_trace_flag(ms_trace *trace, uint32_t node, uint32_t flags, ms_error *err);
 
+/* The operator reported next copies `bytes` from another device. */
+MS_API int ms_trace_moves(ms_trace *trace, uint64_t bytes, ms_error *err);
 /* Reports a new storage. Ignores residents and storages of 0 bytes. */
 MS_API int ms_trace_born(ms_trace *trace, uint64_t key, uint64_t bytes, ms_error *err);
 /* Reports a freed storage. Ignores a key that was never born (a resident, a foreign storage). */

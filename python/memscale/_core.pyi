@@ -328,6 +328,8 @@ class Trace:
         """Reports the storages that the last operator read and made, and whether it can run again."""
     def made_state(self, bytes: int, /) -> None:
         """Reports that these bytes of the optimizer's state exist before the step."""
+    def moves(self, bytes: int, /) -> None:
+        """Reports that the next operator copies these bytes from another device."""
     def op(self, name: str, inputs: tuple[Any, ...], outputs: tuple[Any, ...], copied: int | None = None, /) -> None:
         """Reports an operator; operands are tuples (shape, bytes[, elements]). If `copied` is a number, the operator
         ran on a CPU and may have allocated a workspace; bit i says that it copied input i first.

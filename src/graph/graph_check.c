@@ -92,7 +92,7 @@ static int check_events(const ms_profile *profile, uint32_t index, bool backward
         if (event->kind == MS_EVENT_WORK) {
             if (event->flops > MS__GRAPH_NUMBER_MAX || event->bytes > MS__GRAPH_NUMBER_MAX ||
                 event->draws > MS__GRAPH_NUMBER_MAX || event->evaluations > MS__GRAPH_NUMBER_MAX ||
-                event->precision > MS_PRECISION_FP16) {
+                event->precision > MS_PRECISION_FP16 || event->moved_bytes > MS__GRAPH_NUMBER_MAX) {
                 return event_error(err, index, backward, i, event, "a number is too large");
             }
             continue;

@@ -74,7 +74,7 @@ static void put_storages(ms__json_writer *writer, json_t *tree, const ms_graph *
 /* Leaves out the zeros at the end. */
 static void add_until_zero(ms__json_writer *writer, json_t *item, const ms_event *work)
 {
-    const uint64_t numbers[] = {work->draws, work->evaluations, work->precision};
+    const uint64_t numbers[] = {work->draws, work->evaluations, work->precision, work->moved_bytes};
     size_t count = COUNT_OF(numbers);
     while (count > 0 && numbers[count - 1] == 0) {
         count--;

@@ -53,6 +53,9 @@ static int read_work(const ms__json_at *item, uint32_t count, ms_event *event)
     if (rc == MS_OK && count > 5) {
         rc = ms__graph_read_precision(item, 5, &event->precision);
     }
+    if (rc == MS_OK && count > 6) {
+        rc = ms__json_item_u64(item, 6, 0, MS__GRAPH_NUMBER_MAX, &event->moved_bytes);
+    }
     return rc;
 }
 
@@ -69,7 +72,7 @@ static int read_event(const ms__json_at *item, ms_event *event)
     }
     bool is_work = event->kind == MS_EVENT_WORK;
     uint32_t count = ms__json_count(item);
-    bool fits = is_work ? count >= 3 && count <= 6 : count == 2;
+    bool fits = is_work ? count >= 3 && count <= 7 : count == 2;
     if (event->kind == MS_EVENT_COUNT || !fits) {
         return ms__json_fail(item, MS_EFORMAT, "expected [\"work\", flops, bytes] or [\"alloc\", storage] and its kin");
     }

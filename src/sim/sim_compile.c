@@ -64,6 +64,13 @@ static uint64_t product_rate(const ms__sim *sim, const ms_event *event)
     return rate > 0 ? rate : gpu->matmul_flops_per_s;
 }
 
+/* From another device. A host has none beside it. */
+static uint64_t moving_ns(const ms__sim *sim, uint64_t bytes)
+{
+    uint64_t rate = bytes > 0 ? ms_hardware_peer_bytes_per_s(sim->hardware) : 0;
+    return rate > 0 ? ms__rate_ns(bytes, rate) : 0;
+}
+
 uint64_t ms__work_ns(const ms__sim *sim, const ms_event *event)
 {
     uint64_t arithmetic = ms__rate_ns(event->flops, product_rate(sim, event));
@@ -71,6 +78,7 @@ uint64_t ms__work_ns(const ms__sim *sim, const ms_event *event)
     uint64_t drawing = sim->on_host ? ms__mul_div(event->draws, MS__DRAW_PS, 1000) : 0;
     uint64_t work = ms__max_u64(ms__max_u64(arithmetic, movement), drawing);
     work = ms__max_u64(work, evaluating_ns(sim, event->evaluations));
+    work = ms__max_u64(work, moving_ns(sim, event->moved_bytes));
     return ms__scaled_ns(sim, ms__add_sat(work, MS__OP_NS));
 }
 

@@ -385,6 +385,15 @@ static int note_generated(ms__keymap *known, const char *name, uint64_t shapes, 
     return ms__keymap_put(known, hash, 1) == MS_OK ? MS_OK : ms__trace_no_memory(err);
 }
 
+int ms_trace_moves(ms_trace *trace, uint64_t bytes, ms_error *err)
+{
+    int rc = ms__trace_check_open(trace, err);
+    if (rc == MS_OK) {
+        trace->moved_bytes = bytes;
+    }
+    return rc;
+}
+
 /* From this size on the math library packs operands into large buffers: measured 3 MB up to 2^28, 20 MB a thread
  * from 2^31. */
 static const uint64_t LARGE_PRODUCT_FLOPS = (uint64_t)1 << 29;
@@ -396,7 +405,8 @@ int ms_trace_op(ms_trace *trace, const char *name, const ms_operand *inputs, siz
     if (rc != MS_OK || trace->phase > MS_TRACE_BACKWARD) {
         return rc;
     }
-    ms_event event = {.kind = MS_EVENT_WORK};
+    ms_event event = {.kind = MS_EVENT_WORK, .moved_bytes = trace->moved_bytes};
+    trace->moved_bytes = 0;
     for (size_t i = 0; i < input_count; i++) {
         event.bytes = ms__add_sat(event.bytes, inputs[i].bytes);
     }

@@ -333,6 +333,7 @@ static uint64_t hash_add_events(uint64_t hash, const ms_event *events, uint32_t 
         hash = ms__trace_hash(hash, (uint64_t)events[i].kind << 32 | events[i].storage);
         hash = ms__trace_hash(ms__trace_hash(ms__trace_hash(hash, events[i].flops), events[i].bytes), events[i].draws);
         hash = ms__trace_hash(ms__trace_hash(hash, events[i].evaluations), events[i].precision);
+        hash = ms__trace_hash(hash, events[i].moved_bytes);
     }
     return ms__trace_hash(hash, count);
 }

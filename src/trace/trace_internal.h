@@ -121,6 +121,7 @@ struct ms_trace {
     MS__ARRAY(trace_head) heads;
 
     bool on_several_devices;
+    uint64_t moved_bytes;   /* of the next operator */
     bool layer_open;        /* the last node is an open layer */
     bool root_open;         /* the last node is a root node that takes more events */
     uint32_t backward_from; /* the node in which backward began */

@@ -16,6 +16,8 @@ from torch import nn
 
 import memscale
 from memscale.errors import BudgetInfeasibleError, ConfigError, IntegrationError
+from memscale.model.placement import placement_on
+from memscale.tracing.profiler import MemoryProfiler
 
 DEVICES = ("cuda:0", "cuda:1")
 WIDTH = 128
@@ -252,6 +254,15 @@ def test_autocast_that_is_decided_for_one_device_holds_on_every():
     memscale.detach(model)
     assert_equal(found, expected)
     assert all(any(technique != "keep" for technique in techniques(plan).values()) for plan in plans.values())
+
+
+def test_copies_between_devices_take_the_links_time():
+    model, x = InTwoHalves(), batch(1024)
+    for device in DEVICES:
+        graph = json.loads(MemoryProfiler(placement=placement_on(model, device)).trace(model, (x,)))
+        events = [event for profile in graph["profiles"] for event in profile["forward"] + profile["backward"]]
+        moved = [event[6] for event in events if len(event) > 6]
+        assert moved == [x.nbytes, x.nbytes]  # the output of the first half, and its gradient
 
 
 # ---- exceptions, memory that runs out, moves --------------------------------------------------------------

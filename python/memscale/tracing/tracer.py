@@ -236,6 +236,8 @@ class LiveTracer(TorchDispatchMode):
         if kwargs:
             operands.extend((shape_of(tensor), _bytes(tensor)) for tensor in tensors_of(kwargs.values()))
         copied = _copied(operator, args, result) if operator.takes_workspace and not is_elsewhere else None
+        if self._device is not None:
+            self._trace.moves(_moved_bytes(args, result))
         self._trace.op(_name_of(operator, kwargs), tuple(operands), tuple(outputs), copied)
         if self._frame is not None:
             if operator.mutable:
@@ -551,6 +553,15 @@ def _makes_storages(args: tuple[Any, ...], result: Any) -> bool:
     """Whether an operator's results lie in other storages than its arguments."""
     given = set(_keys(args, None))
     return any(storage._cdata not in given for tensor in tensors_of(result) for storage in _storages(tensor))
+
+
+def _moved_bytes(args: tuple[Any, ...], result: Any) -> int:
+    """The bytes that an operator copies from one device to another."""
+    made = next(tensors_of(result), None)
+    if made is None:
+        return 0
+    here = device_of(made)
+    return sum(_bytes(tensor) for tensor in tensors_of(args) if tensor.dim() > 0 and device_of(tensor) != here)
 
 
 def _bytes(tensor: torch.Tensor) -> int:

@@ -27,7 +27,7 @@ static const char sound[] =
     "{\"storage_bytes\":[64,16,64,64,64,8],\"external_count\":5,\"inputs\":[0,1],"
     "\"forward\":[[\"alloc\",5],[\"work\",4096,200],[\"save\",5],[\"free\",5],[\"alloc\",2],[\"save\",0],"
     "[\"free\",0]],"
-    "\"backward\":[[\"need\",0],[\"alloc\",4],[\"work\",8192,400,6,9,2],[\"drop\",0],[\"free\",3],[\"drop\",5]]},"
+    "\"backward\":[[\"need\",0],[\"alloc\",4],[\"work\",8192,400,6,9,2,7],[\"drop\",0],[\"free\",3],[\"drop\",5]]},"
     "{\"storage_bytes\":[64,64],\"external_count\":2,\"inputs\":[],"
     "\"forward\":[[\"work\",0,64],[\"free\",0]],\"backward\":[[\"alloc\",1]]}],"
     "\"nodes\":["
@@ -104,6 +104,7 @@ static void every_member_is_read_into_its_field(void **state)
     assert_int_equal(profile->backward[2].draws, 6);
     assert_int_equal(profile->backward[2].evaluations, 9);
     assert_int_equal(profile->backward[2].precision, MS_PRECISION_FP16);
+    assert_int_equal(profile->backward[2].moved_bytes, 7);
     assert_int_equal(profile->forward[1].precision, MS_PRECISION_AS_IS);
     assert_int_equal(profile->forward[1].bytes, 200);
     assert_int_equal(profile->forward[2].kind, MS_EVENT_SAVE);
@@ -193,7 +194,7 @@ static void malformed_documents_are_refused_with_the_place(void **state)
         {"[\"alloc\",0]", "[\"alloc\",4294967296]", MS_EFORMAT, "$.profiles[0].forward[0][1]"},
         {"[\"alloc\",0]", "7", MS_EFORMAT, "$.profiles[0].forward[0]"},
         {"[\"work\",4096,200]", "[\"work\",4096]", MS_EFORMAT, "$.profiles[1].forward[1]"},
-        {"[\"work\",4096,200]", "[\"work\",4096,200,1,1,1,1]", MS_EFORMAT, "$.profiles[1].forward[1]"},
+        {"[\"work\",4096,200]", "[\"work\",4096,200,1,1,1,1,1]", MS_EFORMAT, "$.profiles[1].forward[1]"},
         {"[\"work\",4096,200]", "[\"work\",4096,200,1,1,3]", MS_EFORMAT, "$.profiles[1].forward[1][5]"},
         {"[\"work\",4096,200]", "[\"work\",4096,200,-1]", MS_EFORMAT, "$.profiles[1].forward[1][3]"},
         {"[\"work\",4096,200]", "[\"work\",-1,200]", MS_EFORMAT, "$.profiles[1].forward[1][1]"},

@@ -546,6 +546,29 @@ static void evaluations_take_time_on_a_cpu(void **state)
     ms_free(hardware);
 }
 
+/* At the rate of the link between two devices; a host is alone. */
+static void bytes_of_another_device_take_the_links_time(void **state)
+{
+    (void)state;
+    static const uint8_t techniques[NODES] = {0};
+    ms_hardware *hardware = fixture_hardware();
+    ms_graph *graph = two_layers();
+    ms_event *event = graph->profiles[graph->nodes[1].profile].forward;
+    while (event->kind != MS_EVENT_WORK) {
+        event++;
+    }
+    uint64_t on_host_ns = replay(graph, hardware, techniques, 8 * MIB, 0, NULL).compute_ns;
+    event->moved_bytes = 500000000;
+    assert_int_equal(replay(graph, hardware, techniques, 8 * MIB, 0, NULL).compute_ns, on_host_ns);
+    fixture_use_card(hardware, 10000000000);
+    uint64_t slow_ns = replay(graph, hardware, techniques, 8 * MIB, 0, NULL).compute_ns;
+    *event = (ms_event){.kind = MS_EVENT_WORK};
+    uint64_t without_ns = replay(graph, hardware, techniques, 8 * MIB, 0, NULL).compute_ns;
+    assert_int_equal(slow_ns - without_ns, LAYERS * 50000000);
+    ms_graph_free(graph);
+    ms_free(hardware);
+}
+
 /* A measured profile takes its measured times, at the scale of the machine. */
 static void measured_times_replace_computed_ones(void **state)
 {
@@ -636,6 +659,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(evaluations_take_time_on_a_cpu),
+        cmocka_unit_test(bytes_of_another_device_take_the_links_time),
         cmocka_unit_test(measured_times_replace_computed_ones),
         cmocka_unit_test(products_take_the_time_of_their_precision),
         cmocka_unit_test(random_numbers_take_time_on_a_cpu),

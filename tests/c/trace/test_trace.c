@@ -515,6 +515,19 @@ static void the_roots_work_on_several_devices_is_elsewhere(void **state)
     ms_graph_free(graph);
 }
 
+static void what_comes_from_another_device_is_noted_for_one_operator(void **state)
+{
+    (void)state;
+    ms_operand image = shape(2, 4, 4, 0, 0);
+    assert_ms_ok(ms_trace_moves(trace, 64, &err), err);
+    for (int i = 0; i < 2; i++) {
+        assert_ms_ok(ms_trace_op(trace, "aten._to_copy.default", &image, 1, &image, 1, &err), err);
+    }
+    char *text = finish();
+    assert_non_null(strstr(text, ",0,0,0,64],[\"work\","));
+    ms_free(text);
+}
+
 /* ---- memory ------------------------------------------------------------------ */
 
 /* A step with everything in it, for faults: stops at the first failure. */
@@ -612,6 +625,7 @@ int main(void)
         TEST(a_layer_without_a_tensor_argument_is_marked),
         TEST(an_empty_step_has_one_node_that_does_nothing),
         TEST(the_roots_work_on_several_devices_is_elsewhere),
+        TEST(what_comes_from_another_device_is_noted_for_one_operator),
         TEST(a_loss_outside_reserves_twice_the_outputs),
         TEST(a_cross_entropy_is_marked_in_both_passes),
         TEST(a_mark_that_was_never_given_is_refused),

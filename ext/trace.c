@@ -163,11 +163,6 @@ static PyObject *died(PyObject *self, PyObject *key)
     return tell_one(self, key, "died", ms_trace_died);
 }
 
-static PyObject *moves(PyObject *self, PyObject *bytes)
-{
-    return tell_one(self, bytes, "moves", ms_trace_moves);
-}
-
 static PyObject *adds(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
     return tell_two(self, args, count, "adds", ms_trace_adds);
@@ -449,7 +444,7 @@ static PyMethodDef trace_methods[] = {
                   "Reports a new storage."),
     MS_EXT_METHOD("died", died, METH_O, "key, /", "(int) -> None",
                   "Reports that a storage, or a copy given to unpacked(), was freed."),
-    MS_EXT_METHOD("moves", moves, METH_O, "bytes, /", "(int) -> None",
+    MS_EXT_METHOD("moves", ms_ext_trace_moves, METH_O, "bytes, /", "(int) -> None",
                   "Reports that the next operator copies these bytes from another device."),
     MS_EXT_METHOD("adds", MS_EXT_FAST(adds), METH_FASTCALL, "key, other, /", "(int, int) -> None",
                   "Reports that the storage born next is autograd's sum of these gradients."),

@@ -19,6 +19,7 @@ static inline ms_trace *trace_of(PyObject *self)
 }
 
 PyObject *ms_ext_trace_op(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *ms_ext_trace_moves(PyObject *self, PyObject *bytes);
 PyObject *ms_ext_trace_made(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *ms_ext_trace_wrote(PyObject *self, PyObject *key);
 PyObject *ms_ext_trace_own_optimizer(PyObject *self, PyObject *args);

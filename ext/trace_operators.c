@@ -113,6 +113,16 @@ cleanup:
     return result;
 }
 
+PyObject *ms_ext_trace_moves(PyObject *self, PyObject *bytes)
+{
+    uint64_t moved_bytes;
+    if (ms_ext_u64(bytes, "bytes", &moved_bytes) != 0) {
+        return NULL;
+    }
+    ms_error err;
+    return ms_ext_none_or_raise(ms_trace_moves(trace_of(self), moved_bytes, &err), &err);
+}
+
 /* Reads a tuple of storage keys into new memory: free it with PyMem_Free. NULL with an exception. */
 static uint64_t *read_keys(PyObject *keys, size_t *count)
 {

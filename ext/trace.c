@@ -12,9 +12,7 @@
 static PyObject *trace_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     (void)kwargs;
-    const char *model;
-    const char *signature;
-    const char *source;
+    const char *model, *signature, *source;
     unsigned threads = 1;
     int on_several_devices = 0;
     if (!PyArg_ParseTuple(args, "sss|Ip:Trace", &model, &signature, &source, &threads, &on_several_devices)) {

@@ -22,8 +22,7 @@ int ms_ext_look_behind(PyObject *tensor, ms_movable *what)
     return 0;
 }
 
-/* Whether the tensor is on the device whose storages the tier takes. */
-static bool is_here(const ms_execution *execution, PyObject *tensor)
+bool ms_ext_is_here(const ms_execution *execution, PyObject *tensor)
 {
     return ms_execute_host_is_device(execution->execute) ? ms_ext_flag(tensor, ms_ext_torch()->n_is_cpu) == 1
                                                          : ms_ext_device_has(execution, tensor);
@@ -42,7 +41,7 @@ bool ms_ext_is_movable(ms_execution *execution, PyObject *tensor, ms_movable *wh
         return false;
     }
     bool can_move = what->bytes > 0 && what->bytes >= ms_execute_min_bytes(execution->execute) &&
-                    !ms_ext_identity_has(&execution->residents, what->identity) && is_here(execution, tensor) &&
+                    !ms_ext_identity_has(&execution->residents, what->identity) && ms_ext_is_here(execution, tensor) &&
                     ms_ext_flag(tensor, t->n_is_quantized) == 0 && ms_ext_flag(tensor, t->n_is_nested) == 0 &&
                     /* lazy conjugation and negation are not in the bytes */
                     ms_ext_ask(t->is_conj, tensor) == 0 && ms_ext_ask(t->is_neg, tensor) == 0 &&

@@ -13,6 +13,8 @@ typedef struct ms_movable {
     uint64_t bytes;
 } ms_movable;
 
+/* Whether the tensor is on the device whose storages the tier takes. */
+bool ms_ext_is_here(const ms_execution *execution, PyObject *tensor);
 /* Whether a tensor's storage can be sent; fills `what` if so. No exception is left set. */
 bool ms_ext_is_movable(ms_execution *execution, PyObject *tensor, ms_movable *what);
 /* 1 if other tensors with their own version counters may lie in the same storage; -1 with an exception. */

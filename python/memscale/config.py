@@ -222,7 +222,8 @@ class Config:
         """
         if isinstance(self.memory_budget_gb, Mapping):
             raise ConfigError(
-                "memory_budget_gb: budgets by device are for a model that lies on several; this one takes a number",
+                "memory_budget_gb: budgets by device are for wrap() and plan() of a model that lies on several; here a "
+                "number is needed",
                 field="memory_budget_gb",
             )
         fields = _fields(self)

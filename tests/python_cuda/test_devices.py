@@ -7,6 +7,7 @@ import functools
 import gc
 import json
 import pickle
+import weakref
 from typing import Any
 
 import pytest
@@ -310,15 +311,32 @@ def test_a_step_that_runs_out_of_memory_is_repeated_under_tighter_plans(double):
     assert_equal(seen, expected[: len(seen)])
 
 
-def test_a_model_that_leaves_its_devices_is_refused_by_name():
+@pytest.mark.parametrize("move", ["all to the first", "all to the second", "a part", "before the first forward"])
+def test_a_model_that_leaves_its_devices_is_refused_by_name(move):
     model, x = InTwoHalves(), batch(256)
     memscale.wrap(model, memscale.Config(force_optimize=True, enable_logging=False))
-    model(x).sum().backward()
-    model.to("cuda:1")
-    with pytest.raises(IntegrationError, match=r"InTwoHalves moved .*several devices.*detach"):
+    if move != "before the first forward":
+        model(x).sum().backward()
+    if move == "a part":
+        model.second[2].to("cuda:0")
+    else:
+        model.to("cuda:1" if move == "all to the second" else "cuda:0")
+    for _ in range(2):
+        with pytest.raises(
+            IntegrationError, match=r"^InTwoHalves was moved among devices since .*detach"
+        ):
+            model(x)
+    assert not hooks_on_the_stack()
+    memscale.detach(model)
+
+
+def test_a_model_that_is_placed_on_several_devices_after_the_wrap_is_refused():
+    model, x = InTwoHalves().to("cuda:0"), batch(256)
+    memscale.wrap(model, memscale.Config(enable_logging=False))
+    model.second.to("cuda:1")
+    with pytest.raises(IntegrationError, match=r"^InTwoHalves was moved among devices"):
         model(x)
     memscale.detach(model)
-    assert torch.isfinite(model(x.to("cuda:1"))).all()
 
 
 def test_detach_copies_and_pickles_leave_no_trace():
@@ -338,6 +356,171 @@ def test_detach_copies_and_pickles_leave_no_trace():
         assert not module._forward_pre_hooks
 
 
+def test_a_wrapped_model_is_freed_without_the_collector():
+    model, x = InTwoHalves(), batch(256)
+    memscale.wrap(model, memscale.Config(force_optimize=True, enable_logging=False))
+    model(x).sum().backward()
+    gone = weakref.ref(model.second[0])
+    gc.collect()
+    gc.disable()
+    try:
+        memscale.detach(model)
+        del model
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+class Encoder(nn.TransformerEncoder):
+    """A root that takes a fast path, so that no hooks may be on it. Its layers lie on two devices."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(WIDTH, 4, 256, batch_first=True)
+        super().__init__(layer, 4, enable_nested_tensor=False)
+        for index, one in enumerate(self.layers):
+            one.to(DEVICES[index // 2])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        x = x[None]
+        for index, layer in enumerate(self.layers):
+            x = layer(x.to(DEVICES[index // 2]))
+        return x
+
+
+def test_a_root_that_takes_a_fast_path_is_left_as_it_was():
+    expected, _ = unwrapped(Encoder, 256)
+    model, x = Encoder(), batch(256)
+    memscale.wrap(model, memscale.Config(force_optimize=True, enable_logging=False))
+    found, _ = steps(model, x)
+    copied = copy.deepcopy(model)
+    assert "forward" not in vars(copied)
+    memscale.detach(model)
+    assert_equal(found, expected)
+    assert "forward" not in vars(model)
+    assert all("forward" not in vars(layer) for layer in model.layers)
+
+
+# ---- what the devices' executors share ----------------------------------------------------------------------
+
+
+class Branches(nn.Module):
+    """Two branches, each on its own device: autograd runs their backwards at the same time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.left, self.right = (nn.ModuleList(Moving(device) for _ in range(3)) for device in DEVICES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        left, right = x.to(DEVICES[0]), x.to(DEVICES[1])
+        for a, b in zip(self.left, self.right, strict=True):
+            left, right = a(left, torch.ones_like(left)), b(right, torch.ones_like(right))
+        return left + right.to(DEVICES[0])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_replays_on_two_devices_do_not_meet(double, seed):
+    expected, _ = unwrapped(Branches, 512)
+    steps(Branches(), batch(512))
+    states = [torch.cuda.get_rng_state(index) for index in range(2)]
+    double.schedule(seed, most_delay_ns=100_000)
+    config = memscale.Config(force_optimize=True, enable_offloading=False, enable_logging=False)
+    model = memscale.wrap(Branches(), config)
+    found, _ = steps(model, batch(512))
+    counters = model._memscale_executor.counters()
+    memscale.detach(model)
+    assert counters["recomputed_layers"] + counters["remade_tensors"] > 0
+    assert_equal(found, expected)
+    assert all(torch.equal(state, torch.cuda.get_rng_state(index)) for index, state in enumerate(states))
+
+
+class Taught(Moving):
+    """A layer with a loss of its own."""
+
+    def forward(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        x = super().forward(x, scale)
+        labels = torch.arange(len(x), device=x.device) % WIDTH
+        return x + nn.functional.cross_entropy(x, labels)
+
+
+class WithLosses(InTurns):
+    """A loss in layers of both devices, and one of the root."""
+
+    def __init__(self) -> None:
+        super().__init__((0, 1, 0, 1))
+        self.layers[1], self.layers[2] = Taught("cuda:1"), Taught("cuda:0")
+        self.head = nn.Linear(WIDTH, 8192).to("cuda:1")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits = super().forward(x)
+        return nn.functional.cross_entropy(logits, torch.arange(len(logits), device=logits.device) % 8192)
+
+
+@pytest.mark.parametrize("tiles", [False, True])
+def test_a_loss_head_stays_out_of_the_layers_of_other_devices(tiles):
+    x = batch(2048)
+    expected, _ = unwrapped(WithLosses, 2048)
+    config = memscale.Config(force_optimize=True, enable_offloading=False, enable_tiling=tiles, enable_logging=False)
+    model = memscale.wrap(WithLosses(), config)
+    found, _ = steps(model, x)
+    plans = model._memscale_executor.plans
+    memscale.detach(model)
+    assert_equal(found, expected)
+    chosen = {
+        name: [option["name"] for option in json.loads(plan.to_json())["step_options"] if option["chosen"]]
+        for name, plan in plans.items()
+    }
+    assert chosen == {"cuda:0": [], "cuda:1": ["exact_loss_head"]}
+
+
+def test_a_device_without_anything_to_train_is_profiled_too():
+    def make() -> nn.Module:
+        model = InTwoHalves()
+        model.first.requires_grad_(False)
+        return model
+
+    x = batch(1024)
+    config = memscale.Config(force_optimize=True, use_static_profiling=False, warmup_steps=1, enable_logging=False)
+    model, plain = memscale.wrap(make(), config), make()
+    optimizers = [torch.optim.SGD(one.second.parameters(), lr=0.01) for one in (plain, model)]
+    for _ in range(4):
+        for one, optimizer in zip((plain, model), optimizers, strict=True):
+            torch.manual_seed(5)
+            one(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    plans = model._memscale_executor.plans
+    memscale.detach(model)
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), plain.parameters(), strict=True))
+    assert all(json.loads(plan.to_json())["entries"] for plan in plans.values())
+    assert all(f"on {name}" in str(plan) for name, plan in plans.items())
+
+
+def test_arguments_that_are_held_for_another_devices_layer_count():
+    model, x = InTurns((0, 1)), batch(1024)
+    graph = json.loads(MemoryProfiler(placement=placement_on(model, "cuda:0")).trace(model, (x,)))
+    node = next(node for node in graph["nodes"] if node["name"] == "layers.1")
+    assert "elsewhere" in node["flags"]
+    profile = graph["profiles"][node["profile"]]
+    saved = [event[1] for event in profile["forward"] if event[0] == "save"]
+    assert len(saved) == 2  # the hidden states and the scale, which lie on the first device
+    assert [event[0] for event in profile["backward"]].count("drop") == 2
+
+
+def test_plans_arrange_nothing_for_an_optimizer_of_several_devices():
+    model, x = InTwoHalves(), batch(1024)
+    optimizer = memscale.optim.AdamW(model.parameters(), release_gradients=True)
+    config = memscale.Config(mode="aggressive", force_optimize=True, enable_logging=False)
+    with memscale.optimize(model, optimizer, config) as executor:
+        for _ in range(2):
+            model(x).square().mean().backward()
+            optimizer.step()
+        for plan in executor.plans.values():
+            options = json.loads(plan.to_json())["step_options"]
+            assert not [one for one in options if one["chosen"] and one["name"].startswith("state_")]
+
+
 # ---- queries and refusals ----------------------------------------------------------------------------------
 
 
@@ -345,7 +528,7 @@ def test_a_plan_is_for_one_device_that_is_named(tmp_path):
     model, x = InTwoHalves(), batch()
     with pytest.raises(IntegrationError, match=r'InTwoHalves has parameters on cuda:0 and cuda:1.*device="cuda:0"'):
         memscale.plan(model, x)
-    with pytest.raises(IntegrationError, match=r"no parameters on cuda:7, but on cuda:0 and cuda:1"):
+    with pytest.raises(IntegrationError, match=r"can be planned on cuda:0 and cuda:1, not on cuda:7"):
         memscale.plan(model, x, device="cuda:7")
     config = memscale.Config(memory_budget_gb={"cuda:1": 0.2}, enable_logging=False)
     plan = memscale.plan(model, x, config, device="cuda:1")
@@ -391,11 +574,13 @@ def test_budgets_by_device_are_checked(budgets, text):
 
 def test_a_budget_for_a_device_without_parameters_is_refused():
     config = memscale.Config(memory_budget_gb={"cuda:2": 1.0})
-    with pytest.raises(ConfigError, match=r"'cuda:2' is no device of this InTwoHalves.*cuda:0 and cuda:1"):
+    with pytest.raises(
+        ConfigError, match=r"'cuda:2' is no device that is planned for this InTwoHalves, but cuda:0"
+    ):
         memscale.wrap(InTwoHalves(), config)
-    with pytest.raises(ConfigError, match=r"'cuda:2' is no device of this Sequential.*lie on cuda:0"):
+    with pytest.raises(ConfigError, match=r"'cuda:2' is no device that is planned for this Sequential, but cuda:0"):
         memscale.wrap(blocks(2).to("cuda:0"), config)
-    with pytest.raises(ConfigError, match="this one takes a number"):
+    with pytest.raises(ConfigError, match="here a number is needed"):
         config.to_json()
 
 

@@ -86,7 +86,9 @@ class Around:
         self._before = self._after = None
         module = self._module()
         if module is not None and self.is_in_place:
-            restore(module.__dict__)
+            del module.__dict__[self._place]
+            if self.inner is not None:
+                module.__dict__[self._place] = self.inner
 
 
 def _is_unwanted(mode: Any) -> bool:
@@ -95,10 +97,14 @@ def _is_unwanted(mode: Any) -> bool:
 
 
 def restore(attributes: dict[str, Any]) -> None:
-    """Puts back what a module had before into its attributes, or into a copy of them."""
+    """Puts back what a module had before any of these into a copy of its attributes."""
     for place in (FORWARD, COMPILED_CALL):
         around = attributes.get(place)
-        if isinstance(around, Around):
-            del attributes[place]
-            if around.inner is not None:
-                attributes[place] = around.inner
+        if not isinstance(around, Around):
+            continue
+        del attributes[place]
+        inner = around.inner
+        while isinstance(inner, Around):  # of another device's executor
+            inner = inner.inner
+        if inner is not None:
+            attributes[place] = inner

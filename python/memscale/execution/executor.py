@@ -31,7 +31,7 @@ from ..base.weak import weak_method
 from ..config import Config
 from ..device import kind_of, training_device
 from ..errors import IntegrationError, MemScaleError, OffloadError, add_note
-from ..model.placement import Placement, planned_device
+from ..model.placement import Placement, devices_of, planned_device, refuse_moved
 from ..model.streamed import StreamedLayers
 from ..planning.execution_plan import ExecutionPlan
 from ..planning.planner import NullPlanner
@@ -52,6 +52,7 @@ from .notices import Notices
 from .observation import StepWatch
 from .parts import Parts
 from .replay import replay
+from .siblings import Siblings
 from .step_clock import StepClock
 from .tier import open_tier
 from .uncalled import Uncalled
@@ -90,6 +91,7 @@ class Executor:
             None, plans come from `apply()` only.
         disk_dir: directory of the disk tier, used when a plan moves anything there.
         placement: the device whose tensors and layers it acts on, if the model lies on several.
+        siblings: shared with the executors of the other devices.
 
     Forwards and backwards may run on any thread.
     """
@@ -101,6 +103,7 @@ class Executor:
         planner: Planner | None = None,
         disk_dir: str | None = None,
         placement: Placement | None = None,
+        siblings: Siblings | None = None,
     ) -> None:
         self._model = weakref.ref(model)
         self._model_name = type(model).__name__
@@ -118,20 +121,23 @@ class Executor:
         self._device: torch.device | None = None
         self._root: RootHooks | None = None
         self._optimizer_hook: Any = None
-        self._replay_lock = threading.RLock()
+        self._siblings = Siblings() if siblings is None else siblings
+        self._replay_lock = self._siblings.replay_lock
         self._thread = OnThread()
         self._notices = Notices(self._model_name)
         self._uncalled = Uncalled(self._notices)
         self._tiles = Tiles(model, lambda thread=self._thread: thread.is_apart)  # type: ignore[misc]
-        self._layer_calls = LayerCalls(self._core, self._thread, self._notices, self._replay_lock, self._tiles)
+        self._layer_calls = LayerCalls(self._core, self._thread, self._notices, self._siblings, self._tiles)
+        self._siblings.add(self, self._layer_calls)
         if planner is not None and placement is None and (config is None or config.use_empirical_fallback):
             begin = weak_method(self, "_part_begins")
             self._layer_calls.parts = Parts(self._core, self._thread, self._evaluation, begin)
         alone = weak_method(self, "_wait_to_unhook")
         self._hooked = HookedLayers(self._core, self._layer_calls, self._notices, alone, placement)
         # Planning swaps the model's tensors for a moment, so no other thread may be in a forward.
-        self._planning = threading.Condition(threading.RLock())
-        self._forwards: set[int] = set()
+        self._planning, self._forwards = self._siblings.planning, self._siblings.forwards
+        self._knows_backward = False  # whether a sibling has told that the backward under way began
+        self._devices: dict[int, torch.device] = {}  # of the parameters at the wrap, if they lay on several
         self._loss_head: Callable[[Callable[[], bool]], LossMode] | None = None
         self.run_watch: RunWatch | None = None
         self._peak_bytes: int | None = None
@@ -214,6 +220,8 @@ class Executor:
             return
         self._root = RootHooks(model, self, FORWARD if id(model) in unhookable(model) else None)
         self._hooked.take_over_compiled(model, around)
+        if self._placement is not None:
+            self._devices = devices_of(model)
         self._layer_calls.streamed = StreamedLayers.of(model)
         self._hook_layers(self._needs_layers())
         self._hooked.surround(model, True)
@@ -247,7 +255,13 @@ class Executor:
 
     def _needs_layers(self) -> bool:
         calls = self._layer_calls
-        return self._core.is_active() or calls.streamed is not None or calls.parts is not None
+        # Of several devices all layers have hooks, because each executor must know of the others' calls.
+        return (
+            self._core.is_active()
+            or calls.streamed is not None
+            or calls.parts is not None
+            or self._placement is not None
+        )
 
     def verify(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Compares a step under the plan in force with one that keeps everything, once per run and
@@ -556,6 +570,8 @@ class Executor:
     def _follow_plan(self, model: torch.nn.Module, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Puts the plan in force for the forward `name`, which is about to begin."""
         plan = self._plan
+        if self._placement is not None or self._signature is None:
+            refuse_moved(model, self._devices)
         if self._has_moved(training_device(model)) or name != self._signature:
             with self._replay_lock:
                 plan = self._planner.plan_for(model, name, args, kwargs, self._wait_until_alone)
@@ -573,7 +589,7 @@ class Executor:
 
     def _refuse_capture(self, module: torch.nn.Module) -> None:
         """Raises IntegrationError while a device graph is captured: its launches would store and fetch nothing."""
-        kind = kind_of(training_device(module))
+        kind = kind_of(planned_device(module, self._placement))
         if kind.is_capturing():
             raise IntegrationError(
                 f"{self._model_name} can't be captured as a {kind.api} graph while it is wrapped: the host starts "
@@ -584,18 +600,15 @@ class Executor:
         """Whether the model has moved to another device since the last request for a plan.
 
         Raises:
-            IntegrationError: the tier is already open for the old device, or the model lay on several devices.
+            IntegrationError: the tier is already open for the old device.
         """
         before, self._device = self._device, device
         if before is None or before == device:
             return False
-        if self._core.tier() is not None or self._placement is not None:
-            reason = "after its saved tensors had begun to move to host memory or disk"
-            if self._placement is not None:
-                reason = "from among several devices, each of which has a plan of its own"
+        if self._core.tier() is not None:
             raise IntegrationError(
-                f"{self._model_name} moved from {before} to {device} {reason}; call memscale.detach(model), then "
-                "memscale.wrap(model, ...) again"
+                f"{self._model_name} moved from {before} to {device} after its saved tensors had begun to move to host "
+                "memory or disk; call memscale.detach(model), then memscale.wrap(model, ...) again"
             )
         return True
 
@@ -660,6 +673,19 @@ class Executor:
     # -- backward and the boundaries of steps -------------------------------------------------
 
     def _backward_began(self) -> None:
+        if self._knows_backward:
+            return
+        for sibling in self._siblings.executors_beside(self):
+            sibling.hear_of_backward()
+        self._begin_backward()
+
+    def hear_of_backward(self) -> None:
+        """A sibling has seen that a backward begins. It may reach none of the tensors that this executor has saved."""
+        if self.is_attached and not self._knows_backward:
+            self._knows_backward = True
+            self._begin_backward()
+
+    def _begin_backward(self) -> None:
         self._evaluation.end()
         self._parts_ended()
         model = self._model()
@@ -672,6 +698,7 @@ class Executor:
             after_backward(weak_method(self, "_backward_ended"))
 
     def _backward_ended(self) -> None:
+        self._knows_backward = False
         if self._layer_calls.profile is not None:
             self._layer_calls.profile.backward_ended()
         self._watch.backward_ended(self._model())

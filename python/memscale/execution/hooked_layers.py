@@ -95,7 +95,7 @@ class HookedLayers:
         if self._placement is None or self._placement.leads:
             hooked = {id(model), *(id(layer.module) for layer in self._layers)}
             if self._placement is not None:
-                hooked |= {id(layer) for _, layer in find_layers(model)}  # by the others
+                hooked |= self._placement.hooked_by_all(model)
             alone = [*outermost(model), *compiled_parts(model)]
             self._surrounded = [Surrounded(module) for module in alone if id(module) not in hooked]
         self._compilation.note(model)

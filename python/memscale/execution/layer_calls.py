@@ -21,6 +21,7 @@ from ..base.aside import is_replaying, is_tracing
 from ..base.walk import first_output, parameters_of
 from .compiled_shapes import CompiledShapes
 from .replay import ReplayRecord, replay
+from .siblings import Siblings
 from .tape import Remade, Tape
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ class LayerCalls:
         core: the C side of the execution.
         thread: the executor's state on the calling thread.
         notices: logs what the user should know about a call.
-        replay_lock: held while a layer runs again.
+        siblings: the executors of the model's other devices, if there are any.
         tiles: the modules that may run in tiles.
     """
 
@@ -121,15 +122,15 @@ class LayerCalls:
         core: _core.Execution,
         thread: OnThread,
         notices: Notices,
-        replay_lock: threading.RLock,
+        siblings: Siblings,
         tiles: Tiles,
     ) -> None:
         self._core = core
         self._thread = thread
         self._notices = notices
-        self._replay_lock = replay_lock
+        self._siblings = siblings
         self._tiles = tiles
-        self._remade = Remade()
+        self._remade = Remade(siblings.replay_lock)
         self._shapes = CompiledShapes()
         self.profile: LiveProfile | None = None
         """The profile of the step under way, if it is profiled. The executor sets it."""
@@ -154,10 +155,9 @@ class LayerCalls:
             self.parts.layer_called(layer.state.name, args, kwargs)
         if thread.stands_aside or thread.is_transformed:
             return
-        thread.layer_depth += 1
-        if thread.losses is not None and thread.layer_depth == 1:
-            thread.losses.pause()
-        self.end_tape()  # the tape of a call that was interrupted, or of the call around this one
+        for sibling in self._siblings.calls_beside(self):
+            sibling.sibling_enters(layer.state.name, module, args, kwargs)
+        self._enter_layer()
         record = None
         if layer.is_compiled:
             self._settle_other_shapes(layer, module, args, kwargs)
@@ -192,13 +192,9 @@ class LayerCalls:
             self.streamed.watch_backward(layer.module, first_output(output))
         if thread.stands_aside or thread.is_transformed:
             return
-        thread.layer_depth = max(0, thread.layer_depth - 1)
-        if thread.losses is not None and thread.layer_depth == 0:
-            thread.losses.resume()
-        profile = self.own_profile()
-        if profile is not None:
-            profile.leave(args, kwargs, output)
-        self.end_tape()
+        self._leave_layer(args, kwargs, output)
+        for sibling in self._siblings.calls_beside(self):
+            sibling.sibling_leaves(args, kwargs, output)
         record, thread.record, thread.before = thread.record, None, None
         if record is not None:
             record.state.settle()
@@ -206,6 +202,35 @@ class LayerCalls:
             if first is not None and not first.is_inference():
                 thread.before = weakref.ref(first), first._version, weakref.ref(record)
         self._core.leave(thread.caller)
+
+    def sibling_enters(self, name: str, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The layer `name`, which computes on another device, is about to be called."""
+        self._enter_layer()
+        profile = self.own_profile()
+        if profile is not None:
+            profile.enter(name, module, args, kwargs)
+
+    def sibling_leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """The call of that layer has returned `output`, or None if it raised."""
+        self._leave_layer(args, kwargs, output)
+
+    def _enter_layer(self) -> None:
+        """A layer begins, on this device or another: what belongs to the root's work pauses."""
+        thread = self._thread
+        thread.layer_depth += 1
+        if thread.losses is not None and thread.layer_depth == 1:
+            thread.losses.pause()
+        self.end_tape()  # the tape of a call that was interrupted, or of the call around this one
+
+    def _leave_layer(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        thread = self._thread
+        thread.layer_depth = max(0, thread.layer_depth - 1)
+        if thread.losses is not None and thread.layer_depth == 0:
+            thread.losses.resume()
+        profile = self.own_profile()
+        if profile is not None:
+            profile.leave(args, kwargs, output)
+        self.end_tape()
 
     def end_tape(self) -> None:
         """Ends the tape of the layer that this thread is in, if any."""
@@ -310,7 +335,7 @@ class LayerCalls:
             )
             return None
         record = ReplayRecord.take(
-            layer.state, module, args, kwargs, self._replay_lock, self._tiles if self._tiles.is_on else None
+            layer.state, module, args, kwargs, self._siblings.replay_lock, self._tiles if self._tiles.is_on else None
         )
         if record is None:
             self._notices.say(

@@ -29,14 +29,14 @@ class DeviceExecutors:
     """The executors of one model, by the names of their devices.
 
     Args:
-        executors: at least one, in the order in which they were attached. The first one's numbers stand for the run
-            if a caller asks for a single one.
+        executors: at least one; the leader, which was attached last, comes first. Its numbers stand for the run if a
+            caller asks for a single one.
     """
 
     def __init__(self, executors: Mapping[str, Executor]) -> None:
         self._executors = dict(executors)
         self._first = next(iter(self._executors.values()))
-        self._first.rescue_by(self.tighten)
+        self._can_rescue = False
 
     @property
     def plans(self) -> dict[str, ExecutionPlan | None]:
@@ -88,6 +88,9 @@ class DeviceExecutors:
 
     def run_step(self, step: Callable[[], Result]) -> Result:
         """As `Executor.run_step()`. If an allocation fails, the plans of all devices are tightened."""
+        if not self._can_rescue:
+            self._can_rescue = True
+            self._first.rescue_by(self.tighten)
         return self._first.run_step(step)
 
     def tighten(self, attempt: int) -> None:
@@ -111,8 +114,8 @@ class DeviceExecutors:
             del refused  # its traceback has this frame
 
     def detach(self) -> None:
-        """Removes every hook and attribute from the model, the last ones first, as they surround the others."""
-        for executor in reversed(self._executors.values()):
+        """Removes every hook and attribute from the model, the leader's first, as they surround the others."""
+        for executor in self._executors.values():
             executor.detach()
 
     def __reduce__(self) -> Any:

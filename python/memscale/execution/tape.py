@@ -49,10 +49,14 @@ class _Unclear(Exception):
 
 class Remade:
     """The recomputed storages of one executor. They belong to one layer's call at a time: when
-    backward asks for a tensor of another call, those of the call before are released."""
+    backward asks for a tensor of another call, those of the call before are released.
 
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
+    Args:
+        lock: held while storages are recomputed or released.
+    """
+
+    def __init__(self, lock: threading.RLock) -> None:
+        self.lock = lock
         self._layer: object = None
         self._values: weakref.WeakSet[_Value] = weakref.WeakSet()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..base.walk import parameters_of
 from ..device import kind_of, training_device
 from ..errors import IntegrationError
 from .layers import find_layers
@@ -17,7 +18,16 @@ from .layers import find_layers
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Placement", "device_of", "placement_on", "placements_of", "planned_device"]
+__all__ = [
+    "Placement",
+    "device_of",
+    "devices_of",
+    "name_on",
+    "placement_on",
+    "placements_of",
+    "planned_device",
+    "refuse_moved",
+]
 
 
 @dataclass(frozen=True)
@@ -44,6 +54,11 @@ class Placement:
         """The layers that compute on this device, as `find_layers()` gives them."""
         return [(name, layer) for name, layer, device in _placed_layers(model) if device == self.device]
 
+    def hooked_by_all(self, model: torch.nn.Module) -> set[int]:
+        """The identities of the layers that compute on an accelerator, whose executors hook them."""
+        placed = _placed_layers(model)
+        return {id(layer) for _, layer, device in placed if device is not None and not kind_of(device).is_host}
+
     def elsewhere(self, model: torch.nn.Module) -> frozenset[str]:
         """The names of the other layers."""
         return frozenset(name for name, _, device in _placed_layers(model) if device != self.device)
@@ -55,7 +70,8 @@ def placements_of(model: torch.nn.Module) -> list[Placement]:
     Raises:
         IntegrationError: some parameters are on the meta device and others are not, as after offloading by accelerate.
     """
-    devices = sorted({parameter.device for parameter in model.parameters()}, key=str)
+    found = {parameter.device for parameter in model.parameters()}
+    devices = sorted(found, key=lambda device: (device.type, device.index or 0))
     if len(devices) < 2:
         return []
     if any(device.type == "meta" for device in devices):
@@ -63,8 +79,8 @@ def placements_of(model: torch.nn.Module) -> list[Placement]:
             f"{type(model).__name__} has parameters on {' and '.join(map(str, devices))}: those on meta are brought by "
             "another library, call by call, which memscale can't plan; place all of them on devices"
         )
-    found = [device for device in devices if not kind_of(device).is_host]
-    return [Placement(device, id(model), index, len(found)) for index, device in enumerate(found)]
+    planned = [device for device in devices if not kind_of(device).is_host]
+    return [Placement(device, id(model), index, len(planned)) for index, device in enumerate(planned)]
 
 
 def placement_on(model: torch.nn.Module, device: str | torch.device | None) -> Placement | None:
@@ -81,13 +97,38 @@ def placement_on(model: torch.nn.Module, device: str | torch.device | None) -> P
             f'as in device="{known[0]}"'
         )
     if device is not None and str(device) not in known:
-        raise IntegrationError(f"{type(model).__name__} has no parameters on {device}, but on {' and '.join(known)}")
+        raise IntegrationError(f"{type(model).__name__} can be planned on {' and '.join(known)}, not on {device}")
     return next((placement for placement in placements if device is None or str(placement.device) == str(device)), None)
 
 
 def planned_device(model: torch.nn.Module, placement: Placement | None) -> torch.device:
     """The device whose memory is planned: that of the placement, if there is one, else the model's."""
     return training_device(model) if placement is None else placement.device
+
+
+def devices_of(model: torch.nn.Module) -> dict[int, torch.device]:
+    """The devices of the parameters, by the parameters' identities."""
+    return {id(parameter): parameter.device for parameter in parameters_of(model)}
+
+
+def refuse_moved(model: torch.nn.Module, known: dict[int, torch.device]) -> None:
+    """Raises IntegrationError if a parameter has left its device in `known`, which `devices_of()` gave when the model
+    was wrapped; or, if `known` is empty, because the model lay on one device, if it now lies on several."""
+    if known:
+        moved = any(known.get(id(p), p.device) != p.device for p in parameters_of(model))
+    else:
+        moved = bool(placements_of(model))
+    if moved:
+        raise IntegrationError(
+            f"{type(model).__name__} was moved among devices since it was wrapped, and each device has a plan of its "
+            "own: call memscale.detach(model), then memscale.wrap(model, ...) again"
+        )
+
+
+def name_on(model: torch.nn.Module, placement: Placement | None) -> str:
+    """The name of the model's class, and of the device if the model lies on several."""
+    name = type(model).__name__
+    return name if placement is None else f"{name} on {placement.device}"
 
 
 def device_of(tensor: torch.Tensor) -> torch.device:

@@ -53,9 +53,10 @@ class RunWatch(Source):
     Args:
         model: name of the model's class.
         config: the wrap's configuration; `enable_logging`, `log_file` and `observability_port` are read.
+        shows_progress: whether the environment may switch a line per step on.
     """
 
-    def __init__(self, model: str, config: Config) -> None:
+    def __init__(self, model: str, config: Config, shows_progress: bool = True) -> None:
         super().__init__(model, next(_runs))
         self.is_broken = False
         self.history = _core.history_new()
@@ -67,7 +68,7 @@ class RunWatch(Source):
         self._log_share: LogShare | None = open_log(config)
         self._port = config.observability_port
         self._exporter: Exporter | None = None
-        self._progress = progress_from_environment()
+        self._progress = progress_from_environment() if shows_progress else None
         self._config = config
         self._hardware: str | None = None
         self._plan: str | None = None

@@ -24,7 +24,7 @@ from ..base.warnings import warn_nothing_to_undo, warn_replaced
 from ..config import AsyncOffloadConfig, Config
 from ..device import kind_of, training_device
 from ..errors import BudgetInfeasibleError, ConfigError, IntegrationError
-from ..model.placement import placement_on, placements_of, planned_device
+from ..model.placement import name_on, placement_on, placements_of, planned_device
 from ..observability.logs import drain_core_log
 from ..observability.watch import RunWatch
 from .ranks import session_for
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from ..execution.executor import Executor
     from ..execution.per_device import DeviceExecutors
+    from ..execution.siblings import Siblings
     from ..model.placement import Placement
     from .session import Session
 
@@ -157,20 +158,23 @@ def wrap_module(
     Raises:
         as `memscale.wrap()`; the model is then left unwrapped.
     """
+    from ..execution.siblings import Siblings
+
     inner = original_of(model)
     placements = placements_of(inner)
     _refuse_unknown_devices(inner, config, placements)
     places: list[Placement | None] = [*placements] if placements else [None]
     members: list[_Member] = []
     samples: _Samples = []
+    siblings = Siblings()
     try:
         # The pre-hook that is put first runs last, and the leader switches autocast on before others plan.
         for placement in reversed(places):
             one = _config_on(config, planned_device(inner, placement), placement)
-            watch = RunWatch(_name_on(inner, placement), one)
+            watch = RunWatch(name_on(inner, placement), one, placement is None or placement.leads)
             with _telling(watch):
                 samples = samples if members else _prepared(inner, sample_input, optimizer)
-                members.append(_attached(model, one, optimizer, watch, placement, not samples))
+                members.append(_attached(model, one, optimizer, watch, placement, siblings, not samples))
         leader = members[-1]
         for member in reversed(members):
             with _telling(member.watch):
@@ -229,6 +233,7 @@ def _attached(
     optimizer: torch.optim.Optimizer | None,
     watch: RunWatch,
     placement: Placement | None,
+    siblings: Siblings,
     says_what_follows: bool,
 ) -> _Member:
     """An executor of the module, or of the module inside what `torch.compile()` returned, attached."""
@@ -236,7 +241,7 @@ def _attached(
 
     model = original_of(given)
     session = session_for(model, config, optimizer, placement)
-    executor = Executor(model, config, session, placement=placement)
+    executor = Executor(model, config, session, placement=placement, siblings=siblings)
     executor.run_watch = session.run_watch = watch
     watch.begin(executor.counters)
     watch.describe(model, session.hardware_json)
@@ -264,7 +269,9 @@ def place_on(
     """
     placement = placement_on(model, device)
     _refuse_unknown_devices(model, config, placements_of(model))
-    return placement, _config_on(config, planned_device(model, placement), placement)
+    one = _config_on(config, planned_device(model, placement), placement)
+    # Nobody leads where there is one plan.
+    return placement, dataclasses.replace(one, use_mixed_precision=config.use_mixed_precision)
 
 
 def _refuse_unknown_devices(model: torch.nn.Module, config: Config, placements: list[Placement]) -> None:
@@ -275,7 +282,7 @@ def _refuse_unknown_devices(model: torch.nn.Module, config: Config, placements: 
     unknown = next((name for name in config.memory_budget_gb if name not in known), None)
     if unknown is not None:
         raise ConfigError(
-            f"memory_budget_gb: {unknown!r} is no device of this {type(model).__name__}, whose parameters lie on "
+            f"memory_budget_gb: {unknown!r} is no device that is planned for this {type(model).__name__}, but "
             f"{' and '.join(known)}",
             field="memory_budget_gb",
         )
@@ -307,11 +314,6 @@ def _share(whole: float | None, placement: Placement) -> float | None:
     return None if whole is None else whole / placement.count
 
 
-def _name_on(model: torch.nn.Module, placement: Placement | None) -> str:
-    name = type(model).__name__
-    return name if placement is None else f"{name} on {placement.device}"
-
-
 def _together(model: torch.nn.Module, executors: list[Executor], placements: list[Placement]) -> DeviceExecutors:
     """Leaves the executors of several devices on the model, as one."""
     from ..execution.hooks import EXECUTOR_ATTRIBUTE
@@ -335,7 +337,7 @@ def _say_what_follows(
     """Logs the machine and what may be done on it. The plan is logged when shapes are known."""
     device = planned_device(model, placement)
     size = sum(p.numel() * p.element_size() for p in model.parameters() if placement is None or p.device == device)
-    _log.info("%s", _core.plan_intent(session.hardware_json, config.to_json(), _name_on(model, placement), size))
+    _log.info("%s", _core.plan_intent(session.hardware_json, config.to_json(), name_on(model, placement), size))
     drain_core_log()
 
 

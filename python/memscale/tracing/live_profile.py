@@ -24,7 +24,7 @@ from ..base.modes import retire
 from ..base.signature import describe_arguments
 from ..base.weak import weak_method
 from ..errors import MemScaleError, ProfileError
-from ..model.placement import Placement
+from ..model.placement import Placement, name_on
 from ..techniques.loss_mode import marking
 from .tracer import NO_NODE, LiveTracer
 
@@ -212,7 +212,7 @@ class LiveProfile:
         self._here = threading.local()  # a thread's number may be reused
         self._here.is_mine = True
         elsewhere = frozenset[str]() if placement is None else placement.elsewhere(model)
-        tracer = _StepTracer(type(model).__name__, describe_arguments(args, kwargs), placement, elsewhere)
+        tracer = _StepTracer(name_on(model, placement), describe_arguments(args, kwargs), placement, elsewhere)
         tracer.resident_parameters(model.parameters())
         tracer.resident_buffers(model.buffers())
         tracer.resident_batch(plain_tensors((args, kwargs)))

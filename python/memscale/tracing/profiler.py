@@ -32,7 +32,7 @@ from ..config import check_config
 from ..device import AUTOCAST_KINDS, kind_of
 from ..errors import IntegrationError, MemScaleError, ProfileError
 from ..model.caches import without_cache
-from ..model.placement import planned_device
+from ..model.placement import name_on, planned_device
 from .misfit import Misfit, reads_values
 
 if TYPE_CHECKING:
@@ -198,9 +198,7 @@ class MemoryProfiler:
         from .fakes import Twins
         from .static_tracer import StaticTracer, libraries_branch_on_values
 
-        name = (
-            type(model).__name__ if self._placement is None else f"{type(model).__name__} on {self._placement.device}"
-        )
+        name = name_on(model, self._placement)
         obstacle = Reach(list(model.modules())).obstacle
         if obstacle is not None:
             raise ProfileError(f"{name} can't be traced without running it: {obstacle}, and a trace would do that too")

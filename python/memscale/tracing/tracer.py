@@ -349,18 +349,17 @@ class LiveTracer(TorchDispatchMode):
 
     def _hold_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A layer on another device begins. If that device's plan recomputes it, its arguments are held until its
-        backward; so those that lie here count as saved, in every plan."""
+        backward. So those that lie here count as saved until the gradient of an argument is there, in every plan; if
+        no argument gets one, until the end of backward."""
         tensors = plain_tensors((args, kwargs))
         held = [self.saved(tensor) for tensor in tensors if self._is_here(tensor)]
-        differentiable = next((tensor for tensor in tensors if tensor.requires_grad), None)
 
-        def layer_ended(_: torch.Tensor | None = None) -> None:
+        def layer_ended(_: torch.Tensor) -> None:
             while held:
                 self.dropped(*held.pop())
 
-        if differentiable is None:
-            layer_ended()  # it has no backward
-        elif held:
+        differentiable = next((tensor for tensor in tensors if tensor.requires_grad), None)
+        if held and differentiable is not None:
             differentiable.register_hook(layer_ended)
 
     @property
@@ -509,9 +508,10 @@ class LiveTracer(TorchDispatchMode):
         """The optimizer is memscale's, and the `streamable` tensors of its state may be on disk. The flags tell
         whether the user chose gradient release and state on disk. A plan for one of several devices can arrange
         nothing, because the optimizer steps parameters of all."""
-        if self._device is not None and not released:
-            return
-        streamable = [tensor for tensor in streamable if self._is_here(tensor)]
+        if self._device is not None:
+            if not (released or streamed):
+                return
+            streamable = []
         self._trace.own_optimizer(_core.storage_bytes(streamable), released, streamed)
 
     def made_state(self, state_bytes: int) -> None:

@@ -1,0 +1,64 @@
+"""What the executors of one model share, if the model lies on several devices and has one for each.
+
+A model on one device has an executor alone, whose `Siblings` has nobody else.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+
+__all__ = ["Siblings"]
+
+
+class _Executor(Protocol):
+    """What a sibling tells an `Executor`."""
+
+    def hear_of_backward(self) -> None: ...
+
+
+class _LayerCalls(Protocol):
+    """What a sibling tells a `LayerCalls`."""
+
+    def sibling_enters(
+        self, name: str, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None: ...
+
+    def sibling_leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None: ...
+
+
+class Siblings:
+    """The locks that all executors of a model take, and these executors, which it does not keep alive.
+
+    Attributes:
+        replay_lock: held while a layer runs again or saved tensors are made again. Both put states of the process in
+            place, such as the generators', and autograd runs each device's backward on a thread of its own.
+        planning: held while a plan is made, which swaps the model's tensors for a moment.
+        forwards: the threads that are inside the model's forward; guarded by `planning`.
+    """
+
+    def __init__(self) -> None:
+        self.replay_lock = threading.RLock()
+        self.planning = threading.Condition(threading.RLock())
+        self.forwards: set[int] = set()
+        self._executors: list[weakref.ref[_Executor]] = []
+        self._layer_calls: list[weakref.ref[_LayerCalls]] = []
+
+    def add(self, executor: _Executor, calls: _LayerCalls) -> None:
+        """An executor of the model is made."""
+        self._executors.append(weakref.ref(executor))
+        self._layer_calls.append(weakref.ref(calls))
+
+    def executors_beside(self, executor: _Executor) -> Iterator[_Executor]:
+        """The others."""
+        return (other for known in self._executors if (other := known()) is not None and other is not executor)
+
+    def calls_beside(self, calls: _LayerCalls) -> Iterator[_LayerCalls]:
+        """The others' `LayerCalls`."""
+        return (other for known in self._layer_calls if (other := known()) is not None and other is not calls)

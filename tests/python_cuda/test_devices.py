@@ -466,12 +466,15 @@ def test_a_loss_head_stays_out_of_the_layers_of_other_devices(tiles):
     found, _ = steps(model, x)
     plans = model._memscale_executor.plans
     memscale.detach(model)
-    assert_equal(found, expected)
     chosen = {
         name: [option["name"] for option in json.loads(plan.to_json())["step_options"] if option["chosen"]]
         for name, plan in plans.items()
     }
-    assert chosen == {"cuda:0": [], "cuda:1": ["exact_loss_head"]}
+    assert chosen == {"cuda:0": [], "cuda:1": ["chunked_loss_head" if tiles else "exact_loss_head"]}
+    if not tiles:
+        assert_equal(found, expected)
+    for mine, theirs in zip(found, expected, strict=True):  # the chunked head rounds otherwise
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
 def test_a_device_without_anything_to_train_is_profiled_too():

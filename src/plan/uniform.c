@@ -40,7 +40,9 @@ static int blind_plan(const ms_hardware *hardware, const ms_config *config, ms_t
     made->fallback = technique < MS_TECHNIQUE_COUNT ? technique : blind_technique(hardware, config);
     bool moves = ms_technique_moves((ms_technique)made->fallback);
     ms_pressure_of(0, hardware, config, &made->pressure);
-    made->offload_min_bytes = made->pressure.forced ? 1 : MS_OFFLOAD_MIN_BYTES;
+    /* Small tensors move too: in the profile of a step, one that stays looks as if something other than autograd held
+     * it, and recomputing its layer would seem to free nothing. */
+    made->offload_min_bytes = 1;
     made->write_window_bytes = made->read_window_bytes = blind_window(hardware, &made->pressure);
     made->slab_bytes = moves ? MS__SLAB_BYTES : 0;
     made->disk_cap_bytes = ms_rules_disk_cap(hardware, config);

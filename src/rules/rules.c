@@ -35,7 +35,8 @@ typedef struct rule_facts {
     const ms_hardware *hardware;
     const ms_config *config;
     const ms_pressure *pressure;
-    uint64_t floor_bytes;   /* smaller storages and nodes are not worth a technique */
+    uint64_t floor_bytes;   /* smaller storages, and groups of equal nodes, are not worth a technique */
+    const uint64_t *alike_bytes; /* [profile]: saved by all nodes of this profile */
     uint64_t largest_bytes; /* saved by the node that saves most */
     uint64_t disk_cap_bytes, host_cap_bytes;
 } rule_facts;
@@ -115,6 +116,12 @@ static uint32_t rules_judge_host(const rule_facts *facts, uint64_t bytes)
     return facts->host_cap_bytes < ms__max_u64(bytes, 1) ? MS_RULE_HOST_CAP : ADMITTED;
 }
 
+/* A loop that calls a small layer hundreds of times saves much, so equal nodes count together. */
+static bool saves_too_little(const rule_facts *facts, const ms_node *node, const ms_admission *admission)
+{
+    return ms__max_u64(admission->saved_bytes, facts->alike_bytes[node->profile]) < facts->floor_bytes;
+}
+
 static uint32_t rules_judge_recompute(const rule_facts *facts, const ms_node *node, const ms_admission *admission)
 {
     if (node->kind == MS_NODE_ROOT) {
@@ -133,7 +140,7 @@ static uint32_t rules_judge_recompute(const rule_facts *facts, const ms_node *no
     if (no_input || (node->flags & MS_NODE_NO_TENSOR_INPUT)) {
         return MS_RULE_NO_TENSOR_INPUT;
     }
-    return admission->saved_bytes < facts->floor_bytes ? MS_RULE_TOO_SMALL : ADMITTED;
+    return saves_too_little(facts, node, admission) ? MS_RULE_TOO_SMALL : ADMITTED;
 }
 
 /* This layer's first argument is recomputed by the layer before, so that layer must be able to run again. */
@@ -164,7 +171,7 @@ static uint32_t rules_judge_selective(const rule_facts *facts, const ms_node *no
     if (facts->graph->profiles[node->profile].maker_count == 0) {
         return MS_RULE_NO_MAKERS;
     }
-    return admission->saved_bytes < facts->floor_bytes ? (uint32_t)MS_RULE_TOO_SMALL : (uint32_t)ADMITTED;
+    return saves_too_little(facts, node, admission) ? (uint32_t)MS_RULE_TOO_SMALL : (uint32_t)ADMITTED;
 }
 
 /* Recomputation is judged first, then moving. */
@@ -272,17 +279,27 @@ int ms_rules_admit(const ms_graph *graph, const ms_hardware *hardware, const ms_
                         .floor_bytes = pressure->forced ? 1 : MS_OFFLOAD_MIN_BYTES,
                         .disk_cap_bytes = ms_rules_disk_cap(hardware, config),
                         .host_cap_bytes = ms_rules_host_cap(hardware, config)};
-    for (uint32_t i = 0; i < graph->node_count; i++) {
+    uint64_t *alike_bytes = ms_calloc(ms__max_u64(graph->profile_count, 1), sizeof *alike_bytes);
+    if (alike_bytes == NULL) {
+        return ms_fail(err, MS_ENOMEM, "rules: out of memory");
+    }
+    facts.alike_bytes = alike_bytes;
+    int rc = MS_OK;
+    for (uint32_t i = 0; rc == MS_OK && i < graph->node_count; i++) {
         if (graph->nodes[i].profile >= graph->profile_count) {
-            return ms_fail(err, MS_EINVAL, "rules: node %u has no profile", i);
+            rc = ms_fail(err, MS_EINVAL, "rules: node %u has no profile", i);
+            break;
         }
         memset(&admissions[i], 0, sizeof admissions[i]);
         rules_sum_saved(&facts, &graph->nodes[i], &admissions[i]);
         facts.largest_bytes = ms__max_u64(facts.largest_bytes, admissions[i].saved_bytes);
+        uint64_t *alike = &alike_bytes[graph->nodes[i].profile];
+        *alike = ms__add_sat(*alike, admissions[i].saved_bytes);
     }
-    for (uint32_t i = 0; i < graph->node_count; i++) {
+    for (uint32_t i = 0; rc == MS_OK && i < graph->node_count; i++) {
         admit_node(&facts, &graph->nodes[i], &admissions[i]);
         admit_packing(&facts, &graph->nodes[i], &admissions[i]);
     }
-    return MS_OK;
+    ms_free(alike_bytes);
+    return rc;
 }

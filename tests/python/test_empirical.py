@@ -53,6 +53,69 @@ def _model() -> nn.Module:
     return _Branching()
 
 
+def test_small_saved_tensors_of_a_profiled_step_are_not_taken_for_held_ones() -> None:
+    """Each layer saves less than a transfer's least size. If the warm-up kept that, recomputing would free nothing."""
+
+    class Small(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.layers = nn.ModuleList(
+                nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 64)) for _ in range(24)
+            )
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if x.mean().item() > 1e9:
+                raise ValueError
+            for layer in self.layers:
+                x = x + layer(x)
+            return x
+
+    def train(model: nn.Module) -> list[torch.Tensor]:
+        losses = []
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(4):
+            loss = model(torch.randn(500, 64, generator=torch.Generator().manual_seed(step))).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.detach())
+        return losses
+
+    expected = train(Small())
+    model = memscale.wrap(Small(), Config(force_optimize=True, enable_logging=False))
+    losses = train(model)
+    entries = json.loads(model._memscale_executor.plan.to_json())["entries"]
+    memscale.detach(model)
+    assert all(map(torch.equal, losses, expected))
+    assert sum(entry["technique"] != "keep" for entry in entries) >= 20
+
+
+def test_a_step_that_can_not_be_followed_says_that_it_exceeds_the_budget(caplog: pytest.LogCaptureFixture) -> None:
+    class Jagged(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Sequential(nn.Linear(16, 16), nn.GELU()) for _ in range(2))
+
+        def forward(self, parts: list[torch.Tensor]) -> torch.Tensor:
+            x = torch.nested.nested_tensor(parts, layout=torch.jagged)
+            for layer in self.layers:
+                x = layer(x)
+            values: torch.Tensor = x.values()
+            return values
+
+    model = memscale.wrap(Jagged(), Config(memory_budget_gb=0.01))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with caplog.at_level(logging.WARNING, "memscale"):
+        for _ in range(6):
+            model([torch.randn(20, 16), torch.randn(30, 16)]).sum().backward()
+            optimizer.step()
+    memscale.detach(model)
+    said = [record.getMessage() for record in caplog.records]
+    assert sum("its steps can't be followed, so no plan can keep the budget" in line for line in said) == 1
+    assert sum("real steps can't be followed either" in line for line in said) == 1
+
+
 class _Kept(_Branching):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         result = super().forward(x)

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import memscale
+from memscale.tracing.operand_types import OperandTypes
 
 long, double = torch.int64, torch.float64
 
@@ -185,3 +186,16 @@ def test_a_model_is_traced_although_its_first_forward_lacked_an_argument() -> No
     module(_x(4, 8), by=_x(8)).sum().backward()
     assert "first" in [layer["name"] for layer in json.loads(module._memscale_executor.plan.to_json())["entries"]]
     memscale.detach(module)
+
+
+def test_a_storage_that_takes_a_freed_inputs_address_is_not_taken_for_it() -> None:
+    types = OperandTypes()
+    tensor = torch.zeros(3, dtype=torch.int64)
+    types.add_input("labels", tensor)
+    assert types._is_input(tensor)
+    address, storage = tensor.untyped_storage()._cdata, types._names
+    other = torch.zeros(3)
+    storage[other.untyped_storage()._cdata] = storage.pop(address)  # as if `other` had got the address
+    assert types._is_input(other)
+    del tensor
+    assert not types._is_input(other)

@@ -134,6 +134,30 @@ def _loss_of_the_profiler(output):
     return loss if loss is not None else stand_in_loss(output)
 
 
+class Converting(nn.Module):
+    """Calls its layer's `to()` in each forward, which changes nothing, as Switch Transformers' router does."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+
+    def forward(self, x):
+        self.layer = self.layer.to(x.dtype)
+        return self.layer(x)
+
+
+def test_a_forward_may_convert_a_layer_to_the_type_that_it_has():
+    plain = nn.Sequential(*(Converting().layer for _ in range(3)))
+    converting = nn.Sequential(*(Converting() for _ in range(3)))
+    x = torch.randn(16, 8)
+    before = nn.Module._apply
+    found, expected = (json.loads(MemoryProfiler().trace(model, (x,))) for model in (converting, plain))
+    assert found["profiles"] == expected["profiles"]
+    with pytest.raises(ProfileError):
+        MemoryProfiler().trace(converting, (x.double(),))
+    assert nn.Module._apply is before
+
+
 def test_equal_steps_give_equal_documents():
     def document():
         torch.manual_seed(0)

@@ -322,9 +322,7 @@ def test_a_model_that_leaves_its_devices_is_refused_by_name(move):
     else:
         model.to("cuda:1" if move == "all to the second" else "cuda:0")
     for _ in range(2):
-        with pytest.raises(
-            IntegrationError, match=r"^InTwoHalves was moved among devices since .*detach"
-        ):
+        with pytest.raises(IntegrationError, match=r"^InTwoHalves was moved among devices since .*detach"):
             model(x)
     assert not hooks_on_the_stack()
     memscale.detach(model)
@@ -577,9 +575,7 @@ def test_budgets_by_device_are_checked(budgets, text):
 
 def test_a_budget_for_a_device_without_parameters_is_refused():
     config = memscale.Config(memory_budget_gb={"cuda:2": 1.0})
-    with pytest.raises(
-        ConfigError, match=r"'cuda:2' is no device that is planned for this InTwoHalves, but cuda:0"
-    ):
+    with pytest.raises(ConfigError, match=r"'cuda:2' is no device that is planned for this InTwoHalves, but cuda:0"):
         memscale.wrap(InTwoHalves(), config)
     with pytest.raises(ConfigError, match=r"'cuda:2' is no device that is planned for this Sequential, but cuda:0"):
         memscale.wrap(blocks(2).to("cuda:0"), config)

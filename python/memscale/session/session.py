@@ -582,7 +582,10 @@ class Session:
         if graph is None:
             self._refused_steps += 1
             if self._refused_steps == _REFUSED_STEPS:
-                _log.warning("real steps can't be followed either (%s); the plan of the warm-up stays", str(refused))
+                _log.warning(
+                    "real steps can't be followed either (%s): the warm-up's plan stays, and no budget is planned for",
+                    str(refused),
+                )
             return None
         self._has_run = True
         self._is_doubtful = False
@@ -605,6 +608,7 @@ class Session:
         # A step over the budget leaves memory in the cache, so the step after it can't be compared either.
         was_beyond, self._was_beyond = self._was_beyond, signature in self._beyond
         if signature is None or signature not in self._plans or was_beyond or self._was_beyond:
+            self._tell_unplanned(observation.get("peak_bytes"))
             return None
         was_pending = self._know_pending()
         drift, line, graph, hardware, overrun = _core.plan_observe(
@@ -641,6 +645,20 @@ class Session:
         if plan is not None:
             self.host_memory.step_begins()
         return plan
+
+    def _tell_unplanned(self, peak_bytes: int | None) -> None:
+        """Warns once of a step over the budget that has no plan and gets none, because real steps can't be followed."""
+        budget_gb = self.config.memory_budget_gb
+        if peak_bytes is None or not isinstance(budget_gb, float | int) or self._refused_steps < _REFUSED_STEPS:
+            return
+        if peak_bytes > 1.01e9 * budget_gb and not self._told_over:
+            self._told_over = True
+            _log.warning(
+                "a step took %.2f GB, and the budget is %.2f GB: its steps can't be followed, so no plan can keep the "
+                "budget; make the batch smaller, or the budget larger",
+                peak_bytes / 1e9,
+                budget_gb,
+            )
 
     def holds_more(self, more_bytes: int, waiting_forwards: int) -> ExecutionPlan | None:
         """From now on plans leave room for `more_bytes` that the script came to hold; in this step only, if earlier

@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from ..base.aside import is_tracing
 from ..model.shards import Gathered
 
-__all__ = ["Twins", "Whole", "copy_of_storage", "fake_view", "foreach_as_for", "tensors_in"]
+__all__ = ["Twins", "Whole", "applied_if_changed", "copy_of_storage", "fake_view", "foreach_as_for", "tensors_in"]
 
 _DEPTH = 6
 
@@ -166,6 +167,27 @@ def foreach_as_for(optimizer: torch.optim.Optimizer) -> Iterator[None]:
         yield
     finally:
         types.remove(FakeTensor)
+
+
+@contextmanager
+def applied_if_changed() -> Iterator[None]:
+    """Lets a traced forward call `module.to(dtype)` and its kin if they change nothing, as Switch Transformers' router
+    does. torch would swap the parameters, which it refuses for twins. If something changes, its error ends the trace.
+    """
+    original = torch.nn.Module._apply
+
+    def apply(module: torch.nn.Module, function: Any, recurse: bool = True) -> torch.nn.Module:
+        tensors = (*module.parameters(recurse), *module.buffers(recurse)) if is_tracing() else (None,)
+        if all(tensor is not None and function(tensor) is tensor for tensor in tensors):
+            return module
+        applied: torch.nn.Module = original(module, function, recurse)  # type: ignore[no-untyped-call]
+        return applied
+
+    torch.nn.Module._apply = apply  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.nn.Module._apply = original  # type: ignore[method-assign]
 
 
 def tensors_in(value: Any, depth: int = _DEPTH) -> Iterator[torch.Tensor]:

@@ -7,6 +7,7 @@ Whether a kernel raises matters; the text of its error does not.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -38,13 +39,14 @@ class OperandTypes:
     """The inputs of one trace, the tensors of the same type that follow from them, and the tried combinations."""
 
     def __init__(self) -> None:
-        self._names: dict[int, str | None] = {}  # by storage
+        # By the address of a storage, which a later storage may take; so with a reference to the storage that is meant.
+        self._names: dict[int, tuple[weakref.ref[torch.UntypedStorage], str | None]] = {}
         self._tried: set[Any] = set()
 
     def add_input(self, name: str, tensor: torch.Tensor) -> None:
         """Records that a tensor of the trace stands for the caller's argument `name`."""
         if tensor.layout is torch.strided and tensor.device.type == "cpu":
-            self._names[tensor.untyped_storage()._cdata] = name
+            self._put(tensor, name)
 
     def check(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: Iterable[torch.Tensor]) -> None:
         """Checks an operator after it ran on fake tensors, or refused them.
@@ -60,8 +62,8 @@ class OperandTypes:
             return
         types = {value.dtype for value in inputs}
         for result in results:
-            if result.layout is torch.strided and result.dtype in types:
-                self._names.setdefault(result.untyped_storage()._cdata, None)
+            if result.layout is torch.strided and result.dtype in types and not self._is_input(result):
+                self._put(result, None)
         if func.namespace != "aten" or func.overloadpacket in _TRUSTING:
             return
         if func.is_view or torch.Tag.nondeterministic_seeded in func.tags:
@@ -75,8 +77,19 @@ class OperandTypes:
             if sum(value.numel() for value in operands) <= _FEW_ELEMENTS:
                 self._try(func, args, kwargs, inputs, operands, False)
 
+    def _put(self, tensor: torch.Tensor, name: str | None) -> None:
+        storage = tensor.untyped_storage()
+        self._names[storage._cdata] = weakref.ref(storage), name
+
     def _is_input(self, tensor: torch.Tensor) -> bool:
-        return tensor.layout is torch.strided and tensor.untyped_storage()._cdata in self._names
+        if tensor.layout is not torch.strided:
+            return False
+        known = self._names.get(tensor.untyped_storage()._cdata)
+        return known is not None and known[0]() is not None
+
+    def _name_of(self, tensor: torch.Tensor) -> str:
+        """The argument that an input stands for."""
+        return self._names[tensor.untyped_storage()._cdata][1] or "what is computed from it"
 
     def _try(
         self,
@@ -93,10 +106,8 @@ class OperandTypes:
         for tensor in inputs:
             for other in _other_types(tensor, operands):
                 if _refusal(func, args, kwargs, {id(tensor): other}, is_small) is None:
-                    name = self._names.get(tensor.untyped_storage()._cdata) or "what is computed from it"
-                    raise Misfit(
-                        f"{name} is {_short(tensor.dtype)}, but {func.name()} takes {_short(other)} ({refusal})"
-                    )
+                    found, wanted = _short(tensor.dtype), _short(other)
+                    raise Misfit(f"{self._name_of(tensor)} is {found}, but {func.name()} takes {wanted} ({refusal})")
 
 
 def _other_types(tensor: torch.Tensor, operands: list[torch.Tensor]) -> list[torch.dtype]:

@@ -289,7 +289,7 @@ class _StaticStep:
 
         from ..base.walk import is_training
         from ..model.shards import has_shards, stand_in_for_fsdp
-        from .fakes import tensors_in
+        from .fakes import applied_if_changed, tensors_in
 
         if not is_training(self._model):
             self._model.train()
@@ -314,6 +314,7 @@ class _StaticStep:
         with ExitStack() as stack:
             for handle in (*self._hook_layers(), *tracer.watch_gradients(parameters)):
                 stack.callback(handle.remove)
+            stack.enter_context(applied_if_changed())
             stack.enter_context(self._twins.mode)
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack))
             tracer.start()

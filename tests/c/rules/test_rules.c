@@ -296,6 +296,20 @@ static void small_layers_stay_unless_forced(void **state)
     admitted(SMALL, MS_TECHNIQUE_OFFLOAD_DISK, MS_RULE_FORCED);
 }
 
+/* A loop that calls a small layer often saves much. */
+static void small_layers_count_together_if_they_are_equal(void **state)
+{
+    (void)state;
+    static uint64_t middling[2] = {MIB / 4, MIB / 4};
+    profiles[SMALL].storage_bytes = middling;
+    admit();
+    refused(SMALL, MS_TECHNIQUE_RECOMPUTE, MS_RULE_TOO_SMALL);
+    nodes[LARGE].profile = SMALL;
+    admit();
+    admitted(SMALL, MS_TECHNIQUE_RECOMPUTE, MS_RULE_PRESSURE);
+    refused(SMALL, MS_TECHNIQUE_OFFLOAD_DISK, MS_RULE_TOO_SMALL); /* a transfer is as small as before */
+}
+
 static void low_pressure_touches_the_larger_layers_only(void **state)
 {
     (void)state;
@@ -402,6 +416,7 @@ int main(void)
         cmocka_unit_test_setup(an_unhookable_module_is_left_alone, set_up),
         cmocka_unit_test_setup(what_lies_on_another_device_is_kept, set_up),
         cmocka_unit_test_setup(small_layers_stay_unless_forced, set_up),
+        cmocka_unit_test_setup(small_layers_count_together_if_they_are_equal, set_up),
         cmocka_unit_test_setup(low_pressure_touches_the_larger_layers_only, set_up),
         cmocka_unit_test_setup(the_disk_tier_needs_a_real_disk, set_up),
         cmocka_unit_test_setup(caps_refuse_techniques_that_exceed_them, set_up),

@@ -225,8 +225,8 @@ MS_API ms_plan_optimizer ms_plan_for_optimizer(const ms_plan *plan, const ms_con
 MS_API int ms_plan_parse(const char *json, ms_plan **plan, ms_error *err);
 MS_API char *ms_plan_to_json(const ms_plan *plan);
 
-/* One line before the plan is known: the model, the machine, budget or target, and what mode and flags allow. Free
- * with ms_free(); NULL when out of memory. */
+/* One line before the plan is known: the model, the machine, budget or target, whether the device has less, and what
+ * mode and flags allow. Free with ms_free(); NULL when out of memory. */
 MS_API char *ms_plan_intent(const ms_hardware *hardware, const ms_config *config, const char *model,
                             uint64_t parameter_bytes);
 

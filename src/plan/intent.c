@@ -11,6 +11,9 @@ static void add_budget(ms__text *text, const ms_hardware *hardware, const ms_con
     ms_pressure_of(0, hardware, config, &pressure);
     ms__text_add(text, "; %s %s", pressure.budget_given ? "budget" : "target",
                  ms__text_bytes(pressure.allowed_bytes).text);
+    if (pressure.budget_given && pressure.allowed_bytes > ms_hardware_device_bytes(hardware)) {
+        ms__text_add(text, ", more than there is"); /* megabytes, taken for gigabytes? */
+    }
     if (config->force_optimize) {
         ms__text_add(text, ", forced to the smallest peak");
     }

@@ -218,6 +218,9 @@ def test_wrap_says_at_once_on_which_machine_and_what_it_may_do(caplog: pytest.Lo
     caplog.clear()
     memscale.detach(memscale.wrap(_net(), Config(memory_budget_gb=8), sample_input=BATCH))
     assert "the plan follows" not in caplog.text and "memscale plan for Sequential" in caplog.text
+    assert "more than there is" not in caplog.text
+    memscale.detach(memscale.wrap(_net(), Config(memory_budget_gb=4096)))
+    assert "budget 4.10 TB, more than there is; mode" in caplog.text
 
 
 def test_the_smart_skip_says_its_threshold_and_what_force_optimize_would_give(caplog: pytest.LogCaptureFixture) -> None:

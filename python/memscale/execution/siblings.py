@@ -60,5 +60,7 @@ class Siblings:
         return (other for known in self._executors if (other := known()) is not None and other is not executor)
 
     def calls_beside(self, calls: _LayerCalls) -> Iterator[_LayerCalls]:
-        """The others' `LayerCalls`."""
+        """The others' `LayerCalls`. Asked at every call of a layer."""
+        if len(self._layer_calls) == 1:
+            return iter(())
         return (other for known in self._layer_calls if (other := known()) is not None and other is not calls)

@@ -137,7 +137,7 @@ class Executor:
         # Planning swaps the model's tensors for a moment, so no other thread may be in a forward.
         self._planning, self._forwards = self._siblings.planning, self._siblings.forwards
         self._knows_backward = False  # whether a sibling has told that the backward under way began
-        self._devices: dict[int, torch.device] = {}  # of the parameters at the wrap, if they lay on several
+        self._devices: dict[int, torch.device] = {}  # of the parameters when hooks were put on
         self._loss_head: Callable[[Callable[[], bool]], LossMode] | None = None
         self.run_watch: RunWatch | None = None
         self._peak_bytes: int | None = None
@@ -220,8 +220,7 @@ class Executor:
             return
         self._root = RootHooks(model, self, FORWARD if id(model) in unhookable(model) else None)
         self._hooked.take_over_compiled(model, around)
-        if self._placement is not None:
-            self._devices = devices_of(model)
+        self._devices = devices_of(model)
         self._layer_calls.streamed = StreamedLayers.of(model)
         self._hook_layers(self._needs_layers())
         self._hooked.surround(model, True)
@@ -571,7 +570,7 @@ class Executor:
         """Puts the plan in force for the forward `name`, which is about to begin."""
         plan = self._plan
         if self._placement is not None or self._signature is None:
-            refuse_moved(model, self._devices)
+            refuse_moved(model, self._devices, self._placement)
         if self._has_moved(training_device(model)) or name != self._signature:
             with self._replay_lock:
                 plan = self._planner.plan_for(model, name, args, kwargs, self._wait_until_alone)

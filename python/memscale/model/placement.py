@@ -111,13 +111,13 @@ def devices_of(model: torch.nn.Module) -> dict[int, torch.device]:
     return {id(parameter): parameter.device for parameter in parameters_of(model)}
 
 
-def refuse_moved(model: torch.nn.Module, known: dict[int, torch.device]) -> None:
-    """Raises IntegrationError if a parameter has left its device in `known`, which `devices_of()` gave when the model
-    was wrapped; or, if `known` is empty, because the model lay on one device, if it now lies on several."""
-    if known:
+def refuse_moved(model: torch.nn.Module, known: dict[int, torch.device], placement: Placement | None) -> None:
+    """Raises IntegrationError if a model that has a plan for each of several devices lies otherwise than in `known`,
+    which `devices_of()` gave when it was wrapped; or if one that lay on one device lies on several now."""
+    if placement is not None:
         moved = any(known.get(id(p), p.device) != p.device for p in parameters_of(model))
     else:
-        moved = bool(placements_of(model))
+        moved = len(set(known.values())) < 2 and bool(placements_of(model))
     if moved:
         raise IntegrationError(
             f"{type(model).__name__} was moved among devices since it was wrapped, and each device has a plan of its "

@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import logging
 import textwrap
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -188,3 +189,34 @@ def test_a_process_whose_memory_is_limited_trains_on() -> None:
     run = run_python("-c", code)
     assert run.returncode == 0, run.stderr
     assert int(run.stdout.split()[1]) > 0
+
+
+def test_a_failed_step_frees_what_its_layers_were_called_with() -> None:
+    class Failing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.calls = nn.Linear(128, 128), 0
+
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            if self.calls == 1:
+                given.append(weakref.ref(rows))
+                _exhaust()
+            result: torch.Tensor = self.linear(rows)
+            return result
+
+    given: list[weakref.ref[torch.Tensor]] = []
+    model = nn.Sequential(*[_Block() for _ in range(3)], Failing(), Failing())
+    model[4].calls = 1
+    sample = torch.randn(4096, 128)
+    memscale.wrap(model, Config(force_optimize=True, enable_logging=False), sample_input=sample)
+    model[3].calls = 0
+    living = []
+
+    def step() -> None:
+        living.append([reference() is not None for reference in given])
+        model(torch.randn(4096, 128)).sum().backward()
+
+    model._memscale_executor.run_step(step)
+    memscale.detach(model)
+    assert living == [[], [False]]

@@ -443,6 +443,7 @@ class Executor:
         self._clock.begin(planned_device(module, self._placement))
         self._thread.caller = watch(sys._getframe(_ROOT_CALLER), weak_method(self, "_forward_is_gone"))
         self._core.enter_root(self._thread.caller)
+        self._knows_backward = False  # one that failed has not said that it ended
         self._begin_losses()
         return (args, changed) if changed is not None else None
 

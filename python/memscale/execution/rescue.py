@@ -11,6 +11,8 @@ import gc
 import logging
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
@@ -105,7 +107,7 @@ class StepRescue:
 
     def _clean_up(self, failure: Exception) -> None:
         """Releases everything that the failed step allocated."""
-        traceback.clear_frames(failure.__traceback__)
+        _clear_frames(failure.__traceback__)
         for parameter in self._model.parameters():
             parameter.grad = None
         gc.collect()
@@ -128,3 +130,16 @@ class StepRescue:
                 elif version_of(buffer) != version:
                     add_note(failure, "memscale: the step changed a large buffer, so it can't be run again")
                     raise failure
+
+
+def _clear_frames(failed: TracebackType | None) -> None:
+    """Releases the variables of a failed call. torch calls a module that has hooks in a function `inner`, whose frame
+    holds that function, and this the arguments in its closure, also when the frame is cleared."""
+    traceback.clear_frames(failed)
+    for frame, _ in traceback.walk_tb(failed):
+        if frame.f_code not in torch.nn.Module._call_impl.__code__.co_consts:
+            continue
+        for held in gc.get_referents(frame):
+            for cell in getattr(held, "__closure__", None) or ():
+                with suppress(ValueError):  # it is empty
+                    del cell.cell_contents

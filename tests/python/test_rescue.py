@@ -192,30 +192,26 @@ def test_a_process_whose_memory_is_limited_trains_on() -> None:
 
 
 def test_a_failed_step_frees_what_its_layers_were_called_with() -> None:
-    class Failing(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear, self.calls = nn.Linear(128, 128), 0
+    fails: list[bool] = []
+    given: list[weakref.ref[torch.Tensor]] = []
 
+    class Failing(_Block):
         def forward(self, rows: torch.Tensor) -> torch.Tensor:
-            self.calls += 1
-            if self.calls == 1:
+            if fails:
+                fails.pop()
                 given.append(weakref.ref(rows))
                 _exhaust()
-            result: torch.Tensor = self.linear(rows)
-            return result
+            return super().forward(rows)
 
-    given: list[weakref.ref[torch.Tensor]] = []
-    model = nn.Sequential(*[_Block() for _ in range(3)], Failing(), Failing())
-    model[4].calls = 1
-    sample = torch.randn(4096, 128)
-    memscale.wrap(model, Config(force_optimize=True, enable_logging=False), sample_input=sample)
-    model[3].calls = 0
+    model = nn.Sequential(*[_Block() for _ in range(4)], Failing())
+    rows = torch.randn(4096, 128)
+    memscale.wrap(model, Config(force_optimize=True, enable_logging=False), sample_input=rows)
+    fails.append(True)
     living = []
 
     def step() -> None:
         living.append([reference() is not None for reference in given])
-        model(torch.randn(4096, 128)).sum().backward()
+        model(rows).sum().backward()
 
     model._memscale_executor.run_step(step)
     memscale.detach(model)

@@ -99,7 +99,7 @@ PyObject *ms_ext_save_selective(ms_region *region, PyObject *tensor)
     ms_movable what;
     ms_error err;
     bool is_dropped = false;
-    /* Of a model on several devices the plan knows the tensors of one. */
+    /* If the model lies on several devices, the plan knows the tensors of one of them. */
     bool is_counted = execution->model == 0 || ms_ext_is_here(execution, tensor);
     bool known = is_counted && region->payload != NULL && ms_ext_region_is_running(region) &&
                  !ms_ext_stays(execution, tensor) && is_plain(tensor) && ms_ext_look_behind(tensor, &what) == 0;

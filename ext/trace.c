@@ -129,8 +129,8 @@ static PyObject *tell(PyObject *self, int (*told)(ms_trace *, ms_error *))
     return ms_ext_none_or_raise(told(trace_of(self), &err), &err);
 }
 
-static PyObject *tell_one(PyObject *self, PyObject *given, const char *what,
-                          int (*told)(ms_trace *, uint64_t, ms_error *))
+PyObject *ms_ext_trace_tell_one(PyObject *self, PyObject *given, const char *what,
+                                int (*told)(ms_trace *, uint64_t, ms_error *))
 {
     uint64_t number;
     if (ms_ext_u64(given, what, &number) != 0) {
@@ -158,7 +158,7 @@ static PyObject *born(PyObject *self, PyObject *const *args, Py_ssize_t count)
 
 static PyObject *died(PyObject *self, PyObject *key)
 {
-    return tell_one(self, key, "died", ms_trace_died);
+    return ms_ext_trace_tell_one(self, key, "died", ms_trace_died);
 }
 
 static PyObject *adds(PyObject *self, PyObject *const *args, Py_ssize_t count)
@@ -219,12 +219,12 @@ static PyObject *loss(PyObject *self, PyObject *key)
 
 static PyObject *loss_end(PyObject *self, PyObject *number)
 {
-    return tell_one(self, number, "head", ms_trace_loss_end);
+    return ms_ext_trace_tell_one(self, number, "head", ms_trace_loss_end);
 }
 
 static PyObject *loss_backward(PyObject *self, PyObject *number)
 {
-    return tell_one(self, number, "head", ms_trace_loss_backward);
+    return ms_ext_trace_tell_one(self, number, "head", ms_trace_loss_backward);
 }
 
 static PyObject *loss_backward_end(PyObject *self, PyObject *const *args, Py_ssize_t count)
@@ -234,7 +234,7 @@ static PyObject *loss_backward_end(PyObject *self, PyObject *const *args, Py_ssi
 
 static PyObject *final_gradient(PyObject *self, PyObject *key)
 {
-    return tell_one(self, key, "key", ms_trace_final);
+    return ms_ext_trace_tell_one(self, key, "key", ms_trace_final);
 }
 
 static PyObject *head(PyObject *self, PyObject *key)
@@ -249,7 +249,7 @@ static PyObject *head_used(PyObject *self, PyObject *const *args, Py_ssize_t cou
 
 static PyObject *head_backward(PyObject *self, PyObject *number)
 {
-    return tell_one(self, number, "head", ms_trace_head_backward);
+    return ms_ext_trace_tell_one(self, number, "head", ms_trace_head_backward);
 }
 
 static PyObject *head_backward_end(PyObject *self, PyObject *const *args, Py_ssize_t count)

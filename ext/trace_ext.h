@@ -18,6 +18,9 @@ static inline ms_trace *trace_of(PyObject *self)
     return ((trace_object *)self)->trace;
 }
 
+/* A method that passes one number on and returns None. `what` is for the error message. */
+PyObject *ms_ext_trace_tell_one(PyObject *self, PyObject *given, const char *what,
+                                int (*told)(ms_trace *, uint64_t, ms_error *));
 PyObject *ms_ext_trace_op(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *ms_ext_trace_moves(PyObject *self, PyObject *bytes);
 PyObject *ms_ext_trace_made(PyObject *self, PyObject *const *args, Py_ssize_t count);

@@ -115,12 +115,7 @@ cleanup:
 
 PyObject *ms_ext_trace_moves(PyObject *self, PyObject *bytes)
 {
-    uint64_t moved_bytes;
-    if (ms_ext_u64(bytes, "bytes", &moved_bytes) != 0) {
-        return NULL;
-    }
-    ms_error err;
-    return ms_ext_none_or_raise(ms_trace_moves(trace_of(self), moved_bytes, &err), &err);
+    return ms_ext_trace_tell_one(self, bytes, "bytes", ms_trace_moves);
 }
 
 /* Reads a tuple of storage keys into new memory: free it with PyMem_Free. NULL with an exception. */
@@ -183,12 +178,7 @@ PyObject *ms_ext_trace_input(PyObject *self, PyObject *key)
 
 PyObject *ms_ext_trace_wrote(PyObject *self, PyObject *key)
 {
-    uint64_t number;
-    if (ms_ext_u64(key, "wrote", &number) != 0) {
-        return NULL;
-    }
-    ms_error err;
-    return ms_ext_none_or_raise(ms_trace_wrote(trace_of(self), number, &err), &err);
+    return ms_ext_trace_tell_one(self, key, "wrote", ms_trace_wrote);
 }
 
 static PyObject *operator_is_maker(PyObject *module, PyObject *args)

@@ -254,7 +254,7 @@ class Executor:
 
     def _needs_layers(self) -> bool:
         calls = self._layer_calls
-        # Of several devices all layers have hooks, because each executor must know of the others' calls.
+        # If there are several devices, all layers have hooks: each executor must know of the others' calls.
         return (
             self._core.is_active()
             or calls.streamed is not None

@@ -1,4 +1,4 @@
-"""What the executors of one model share, if the model lies on several devices and has one for each.
+"""The locks and messages that the executors of one model share. A model on several devices has an executor for each.
 
 A model on one device has an executor alone, whose `Siblings` has nobody else.
 """
@@ -18,13 +18,13 @@ __all__ = ["Siblings"]
 
 
 class _Executor(Protocol):
-    """What a sibling tells an `Executor`."""
+    """The messages of a sibling to an `Executor`."""
 
     def hear_of_backward(self) -> None: ...
 
 
 class _LayerCalls(Protocol):
-    """What a sibling tells a `LayerCalls`."""
+    """The messages of a sibling to a `LayerCalls`."""
 
     def sibling_enters(
         self, name: str, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -26,6 +26,7 @@ __all__ = [
     "placement_on",
     "placements_of",
     "planned_device",
+    "planned_names",
     "refuse_moved",
 ]
 
@@ -90,7 +91,7 @@ def placement_on(model: torch.nn.Module, device: str | torch.device | None) -> P
         IntegrationError: the model lies on several and none is named, or not on the one that is.
     """
     placements = placements_of(model)
-    known = [str(placement.device) for placement in placements] or [str(training_device(model))]
+    known = planned_names(model, placements)
     if device is None and len(known) > 1:
         raise IntegrationError(
             f"{type(model).__name__} has parameters on {' and '.join(known)}, and a plan is for one of them: name it, "
@@ -99,6 +100,11 @@ def placement_on(model: torch.nn.Module, device: str | torch.device | None) -> P
     if device is not None and str(device) not in known:
         raise IntegrationError(f"{type(model).__name__} can be planned on {' and '.join(known)}, not on {device}")
     return next((placement for placement in placements if device is None or str(placement.device) == str(device)), None)
+
+
+def planned_names(model: torch.nn.Module, placements: list[Placement]) -> list[str]:
+    """The names of the devices that plans are made for; `placements` are those of the model."""
+    return [str(placement.device) for placement in placements] or [str(training_device(model))]
 
 
 def planned_device(model: torch.nn.Module, placement: Placement | None) -> torch.device:

@@ -22,9 +22,9 @@ from .. import _core
 from ..base.compiler import original_of
 from ..base.warnings import warn_nothing_to_undo, warn_replaced
 from ..config import AsyncOffloadConfig, Config
-from ..device import kind_of, training_device
+from ..device import kind_of
 from ..errors import BudgetInfeasibleError, ConfigError, IntegrationError
-from ..model.placement import name_on, placement_on, placements_of, planned_device
+from ..model.placement import name_on, placement_on, placements_of, planned_device, planned_names
 from ..observability.logs import drain_core_log
 from ..observability.watch import RunWatch
 from .ranks import session_for
@@ -190,7 +190,7 @@ def wrap_module(
 
 
 class _Member(NamedTuple):
-    """What one device's plan needs, or that of a model on one."""
+    """The executor of one device and what belongs to it, or those of a model on one device."""
 
     executor: Executor
     session: Session
@@ -278,7 +278,7 @@ def _refuse_unknown_devices(model: torch.nn.Module, config: Config, placements: 
     """Raises ConfigError if a budget is for a device on which no parameter lies."""
     if not isinstance(config.memory_budget_gb, Mapping):
         return
-    known = [str(placement.device) for placement in placements] or [str(training_device(model))]
+    known = planned_names(model, placements)
     unknown = next((name for name in config.memory_budget_gb if name not in known), None)
     if unknown is not None:
         raise ConfigError(

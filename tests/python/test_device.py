@@ -62,7 +62,7 @@ def test_meta_tensors_are_planned_for_the_host():
 
 def test_a_wrap_names_the_kind_that_it_refuses(monkeypatch):
     model = torch.nn.Linear(2, 2)
-    monkeypatch.setattr("memscale.session.session.training_device", lambda model: torch.device("mps"))
+    monkeypatch.setattr("memscale.session.session.planned_device", lambda model, placement: torch.device("mps"))
     with pytest.raises(memscale.errors.MemScaleError, match='kind "mps"'):
         memscale.wrap(model, memscale.Config(memory_budget_gb=4))
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..base.walk import parameters_of
 from ..device import kind_of, training_device
 from ..errors import IntegrationError
 from .layers import find_layers
@@ -114,6 +113,8 @@ def planned_device(model: torch.nn.Module, placement: Placement | None) -> torch
 
 def devices_of(model: torch.nn.Module) -> dict[int, torch.device]:
     """The devices of the parameters, by the parameters' identities."""
+    from ..base.walk import parameters_of  # needs torch, and this module is imported where there may be none
+
     return {id(parameter): parameter.device for parameter in parameters_of(model)}
 
 
@@ -121,7 +122,7 @@ def refuse_moved(model: torch.nn.Module, known: dict[int, torch.device], placeme
     """Raises IntegrationError if a model that has a plan for each of several devices lies otherwise than in `known`,
     which `devices_of()` gave when it was wrapped; or if one that lay on one device lies on several now."""
     if placement is not None:
-        moved = any(known.get(id(p), p.device) != p.device for p in parameters_of(model))
+        moved = any(known.get(number, device) != device for number, device in devices_of(model).items())
     else:
         moved = len(set(known.values())) < 2 and bool(placements_of(model))
     if moved:

@@ -401,10 +401,10 @@ static PyMethodDef trace_methods[] = {
                   "Begins a phase: forward, loss, backward, optimizer or done."),
     MS_EXT_METHOD("loss_outside", loss_outside, METH_NOARGS, "/", "() -> None",
                   "Reports that the caller computes the loss outside the model."),
-    MS_EXT_METHOD("own_optimizer", ms_ext_trace_own_optimizer, METH_VARARGS, "stream_bytes, released, streamed, /",
-                  "(int, bool, bool) -> None",
+    MS_EXT_METHOD("own_optimizer", ms_ext_trace_own_optimizer, METH_VARARGS,
+                  "stream_bytes, released, streamed, gradients_needed, /", "(int, bool, bool, bool) -> None",
                   "Reports memscale's own optimizer. Its owner has it update in backward if `released`, from disk if "
-                  "`streamed`."),
+                  "`streamed`; no plan does if a step needs all gradients at once."),
     MS_EXT_METHOD("loss", loss, METH_O, "key, /", "(int) -> int",
                   "Begins a cross entropy of these logits; returns its number, 0 if it can't be marked."),
     MS_EXT_METHOD("loss_end", loss_end, METH_O, "head, /", "(int) -> None", "Ends the cross entropy of this number."),

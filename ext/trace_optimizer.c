@@ -7,12 +7,12 @@
 PyObject *ms_ext_trace_own_optimizer(PyObject *self, PyObject *args)
 {
     unsigned long long stream_bytes;
-    int released, streamed;
+    int released, streamed, needed;
     ms_error err;
-    if (!PyArg_ParseTuple(args, "Kpp:own_optimizer", &stream_bytes, &released, &streamed)) {
+    if (!PyArg_ParseTuple(args, "Kppp:own_optimizer", &stream_bytes, &released, &streamed, &needed)) {
         return NULL;
     }
-    int rc = ms_trace_own_optimizer(trace_of(self), stream_bytes, released != 0, streamed != 0, &err);
+    int rc = ms_trace_own_optimizer(trace_of(self), stream_bytes, released != 0, streamed != 0, needed != 0, &err);
     return ms_ext_none_or_raise(rc, &err);
 }
 

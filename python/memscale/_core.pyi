@@ -338,9 +338,9 @@ class Trace:
         """Discards the optimizer's step, which failed under the trace; begins the phase done."""
     def output(self, key: int, bytes: int, /) -> None:
         """Reports a storage that the root returned."""
-    def own_optimizer(self, stream_bytes: int, released: bool, streamed: bool, /) -> None:
+    def own_optimizer(self, stream_bytes: int, released: bool, streamed: bool, gradients_needed: bool, /) -> None:
         """Reports memscale's own optimizer. Its owner has it update in backward if `released`, from disk if
-        `streamed`.
+        `streamed`; no plan does if a step needs all gradients at once.
         """
     def peak_bytes(self) -> int:
         """The most live bytes in this phase."""

@@ -148,7 +148,8 @@ static void suggest_optimizers(refusal *r)
         ms_graph smaller = with_optimizer(r->graph, bytes.in_8bit, bytes.in_8bit_streamed);
         (void)suggest_name(r, &smaller, r->config, least, "use_8bit_optimizer=True");
     }
-    if (loop->gradients_releasable && !loop->gradients_released && r->config->mode != MS_MODE_AGGRESSIVE) {
+    if (loop->gradients_releasable && !loop->gradients_released && !loop->gradients_needed &&
+        r->config->mode != MS_MODE_AGGRESSIVE) {
         ms_config far = *r->config;
         far.mode = MS_MODE_AGGRESSIVE;
         (void)suggest_name(r, r->graph, &far, r->err->hint_bytes, "mode=\"aggressive\" (gradients released)");

@@ -457,6 +457,7 @@ static void assume_loop(const ms_trace *trace, ms_graph *graph)
     loop->optimizer_stream_bytes = trace->optimizer_stream_bytes;
     loop->gradients_releasable = trace->gradients_releasable;
     loop->gradients_released = trace->gradients_released;
+    loop->gradients_needed = trace->gradients_needed;
     loop->state_streamed = trace->state_streamed;
     if (trace->loss_outside) {
         loop->external_loss_bytes = ms__mul_sat(output_bytes(graph), LOSS_COPIES);

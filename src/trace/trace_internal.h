@@ -151,6 +151,7 @@ struct ms_trace {
     uint64_t optimizer_stream_bytes;
     bool gradients_releasable;
     bool gradients_released;
+    bool gradients_needed;
     bool state_streamed;
 };
 

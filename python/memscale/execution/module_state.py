@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from .. import _core
+from ..base.divided import shard_type
 from ..base.walk import version_of
 from ..errors import IntegrationError
 from ..model.parametrized import CachedWeights
@@ -42,7 +43,6 @@ from ..model.reach import (
     set_generator,
     write_place,
 )
-from ..model.shards import shard_type
 from ..model.witness import Witness
 
 __all__ = ["LayerState", "ModuleState", "is_large"]

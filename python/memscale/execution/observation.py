@@ -15,9 +15,9 @@ import torch
 from .. import _core
 from ..base.after_backward import after_backward
 from ..base.arguments import plain_tensors
+from ..base.divided import part_of
 from ..base.walk import parameters_of
 from ..model.optimizers import state_tensors
-from ..model.shards import part_of
 from ..techniques.lazy_logits import LazyLogits
 
 __all__ = ["StepWatch"]

@@ -10,6 +10,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..base.divided import is_shard
+
 if TYPE_CHECKING:
     import torch
 
@@ -18,12 +20,8 @@ __all__ = [
     "Sharding",
     "computes_in_parts",
     "gathered_parameters",
-    "graph_part_of",
     "has_shards",
-    "is_shard",
     "meshes_of",
-    "part_of",
-    "shard_type",
     "sharding_of",
     "stand_in_for_fsdp",
 ]
@@ -54,30 +52,6 @@ def has_shards(model: torch.nn.Module) -> bool:
     fsdp = getattr(torch.distributed, "fsdp", None)
     managed = getattr(fsdp, "FSDPModule", None)
     return managed is not None and any(isinstance(module, managed) for module in model.modules())
-
-
-def shard_type() -> type | None:
-    """The class `DTensor` of tensors of which this rank has a part, in the shape of the whole; None while torch has not
-    loaded it."""
-    return getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
-
-
-def is_shard(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is one rank's part of a larger one."""
-    shard = shard_type()
-    return shard is not None and isinstance(tensor, shard)
-
-
-def part_of(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a tensor that is divided, without its graph; any other tensor itself."""
-    part: torch.Tensor = getattr(tensor, "_local_tensor", tensor) if is_shard(tensor) else tensor
-    return part
-
-
-def graph_part_of(tensor: Any) -> torch.Tensor:
-    """As `part_of()`, in the graph."""
-    part: torch.Tensor = tensor.to_local() if is_shard(tensor) else tensor
-    return part
 
 
 class Gathered(NamedTuple):

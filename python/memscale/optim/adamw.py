@@ -18,7 +18,7 @@ import torch
 from ..errors import ConfigError
 from . import state as _state
 from .disk_update import StatePlace, disk_options
-from .memory_update import StateForm, check_gradient, make_states, update_by_c, update_by_torch
+from .memory_update import StateForm, check_gradient, divide_gradient, make_states, update_by_c, update_by_torch
 from .release import name_of
 from .release_update import ReleaseSwitch
 
@@ -221,6 +221,7 @@ class AdamW(torch.optim.AdamW):
             if p.grad is not None:
                 name = f"parameter {position} of group {index}"
                 check_gradient(p, name)
+                divide_gradient(p)
                 if self._place.is_hosted(self.state, p, group):
                     self._place.check_layout(self.state, p, group, name)
                     hosted.append(p)
@@ -257,12 +258,12 @@ class AdamW(torch.optim.AdamW):
 
     # ---- options that a plan chooses --------------------------------------------------------
 
-    def _facts_for_plan(self) -> tuple[list[torch.Tensor], bool, bool]:
-        """The tensors that a plan may put on disk or into host memory, whether the user chose gradient release, and
-        whether the user moved the state there."""
+    def _facts_for_plan(self) -> tuple[list[torch.Tensor], bool, bool, bool]:
+        """The tensors that a plan may put on disk or into host memory, whether the user chose gradient release,
+        whether the user moved the state there, and whether a step needs all gradients at once."""
         place = self._place
         is_moved = place.is_owners_wish or place.is_owners_host
-        return place.streamable_tensors(self), self._releasing.is_owners_wish, is_moved
+        return place.streamable_tensors(self), self._releasing.is_owners_wish, is_moved, self._needed_gradients()
 
     def _releases_now(self) -> bool:
         return self._releasing.release is not None

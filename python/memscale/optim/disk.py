@@ -1,7 +1,8 @@
 """The Python side of optimizer state on disk.
 
-It maps parameters to the states of `_core.OptimizerStream`, and turns states into tensors again. C
-decides when to read, compute and write; see memscale/optimizer_stream.h.
+It maps parameters to the states of `_core.OptimizerStream`, and turns states into tensors again. Of parameters that
+are divided among ranks it has the states of this rank's parts. C decides when to read, compute and write; see
+memscale/optimizer_stream.h.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 
 from .. import _core
+from ..base.divided import part_of
 from ..errors import MemScaleError
 from . import state as _state
 from .memory_update import Hyperparameters
@@ -79,9 +81,9 @@ class DiskState:
         weights = _state.FP32
         if p.dtype is torch.bfloat16:
             weights = _state.BF16_MASTER if bf16 == "master" else _state.BF16_SPLIT
-        moments = int(_core.adamw_moments_bits(p.numel(), state_bits) == 8)
-        self._states[p] = (self._stream.add(weights, moments, amsgrad, p.numel()), weights, moments)
-        self._layouts[p] = tuple(p.shape), tuple(p.stride())
+        moments, part = int(_state.moments_are_8bit(p, state_bits)), part_of(p)
+        self._states[p] = (self._stream.add(weights, moments, amsgrad, part.numel()), weights, moments)
+        self._layouts[p] = tuple(part.shape), tuple(part.stride())
 
     def remove(self, p: torch.Tensor) -> None:
         """Deletes the parameter's state, if there is one."""
@@ -90,7 +92,7 @@ class DiskState:
             del self._layouts[p]
 
     def layout_of(self, p: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Shape and strides that the parameter had when its state was made."""
+        """Shape and strides that the parameter, or its part, had when its state was made."""
         return self._layouts[p]
 
     def put(self, p: torch.Tensor, values: dict[str, Any], state_bits: int, bf16: str) -> None:
@@ -101,8 +103,9 @@ class DiskState:
         """
         self.remove(p)
         self.add(p, "max_exp_avg_sq" in values, state_bits, bf16)
-        # C reads only the state's own addresses, so `p` stands in for the gradient.
-        fields = _state.addresses(p, p, {**values, "step": values["step"] - 1})
+        # C reads only the state's own addresses, so the parameter stands in for the gradient.
+        part = part_of(p)
+        fields = _state.addresses(part, part, {**values, "step": values["step"] - 1})
         try:
             self._stream.put(self._states[p][0], fields)
         except BaseException:
@@ -124,7 +127,7 @@ class DiskState:
                 self._stream.export(self._states[p][0], file.fileno(), offsets)
             pages = _Pages(file.fileno(), total)
             pages.stream()
-        return {p: self._tensors(p, pages, offsets) for p, offsets in layout.items()}
+        return {p: _state.as_held(p, self._tensors(p, pages, offsets)) for p, offsets in layout.items()}
 
     def names(self, p: torch.Tensor) -> tuple[str | None, ...]:
         """The names of the parameter's arrays in C's order; None for arrays that its state lacks."""
@@ -148,11 +151,12 @@ class DiskState:
 
     def _tensors(self, p: torch.Tensor, pages: _Pages, offsets: tuple[int | None, ...]) -> dict[str, torch.Tensor]:
         made = {}
+        elements = part_of(p).numel()
         for name, offset in zip(self.names(p), offsets, strict=True):
             if name is None or offset is None:
                 continue
             dtype, is_scales = dtype_of(name), name.endswith("_absmax")
-            count = -(-p.numel() // _state.BLOCK) if is_scales else p.numel()
+            count = -(-elements // _state.BLOCK) if is_scales else elements
             flat = torch.frombuffer(pages, dtype=dtype, count=count, offset=offset)
             made[name] = flat if is_scales else flat.as_strided(*self._layouts[p])
         return made
@@ -165,9 +169,11 @@ class DiskState:
         self._stream.begin([self._states[p][0] for p in params if p in self._states])
 
     def update(self, p: torch.Tensor, gradient: torch.Tensor, step: int, hyperparameters: Hyperparameters) -> None:
-        """Makes the `step`-th update of a parameter. The gradient must have the parameter's layout in memory."""
+        """Makes the `step`-th update of a parameter. The gradient must have the parameter's layout in memory; of a
+        divided one both are parts."""
         number, weights, moments = self._states[p]
-        fields = (weights, moments, p.numel(), step, p.data_ptr(), gradient.data_ptr(), *_NO_ADDRESSES)
+        part = part_of(p)
+        fields = (weights, moments, part.numel(), step, part.data_ptr(), gradient.data_ptr(), *_NO_ADDRESSES)
         self._stream.update(number, fields, *hyperparameters, torch.get_num_threads())
         self._updated[p] = None
 

@@ -16,11 +16,12 @@ from typing import Any
 import torch
 
 from .. import _core
+from ..base.divided import part_of
 from ..errors import ConfigError, IntegrationError, OffloadError, add_note
 from . import state as _state
 from .disk import DiskState
 from .host import HostState, can_be_hosted
-from .memory_update import StateForm, grad_scale, gradient_of, hyperparameters
+from .memory_update import StateForm, count_write, gradient_part, hyperparameters, put_unscaled
 
 __all__ = ["StatePlace", "disk_options"]
 
@@ -73,7 +74,7 @@ class StatePlace:
 
     def belongs_on_disk(self, p: torch.Tensor, group: _Group) -> bool:
         """Whether a new state of the parameter would be made on disk."""
-        return self.options is not None and _state.is_ours(p, group) and _core.optimizer_stream_takes(p.numel())
+        return self.options is not None and _state.is_ours(p, group) and _is_large(p)
 
     def is_hosted(self, states: _States, p: torch.Tensor, group: _Group) -> bool:
         """Whether an update finds its state in host memory, or makes it there, while the parameter is on a GPU."""
@@ -115,12 +116,13 @@ class StatePlace:
             return
         away: DiskState | HostState | None = self.host if self._hosts(p) else self.disk
         shape, stride = away.layout_of(p) if away is not None and p in away else _state.layout_of(states[p])
-        if shape != tuple(p.shape):
+        part = part_of(p)
+        if shape != tuple(part.shape):
             raise IntegrationError(
-                f"AdamW: {name} has shape {tuple(p.shape)}, its state {shape}: the parameter was changed after a "
+                f"AdamW: {name} has shape {tuple(part.shape)}, its state {shape}: the parameter was changed after a "
                 "step. Make a new optimizer for it, or drop its state with optimizer.state.pop(parameter)"
             )
-        if not _state.same_place(shape, stride, tuple(p.stride())):
+        if not _state.same_place(shape, stride, tuple(part.stride())):
             self.adopt(states, p, self.take(states, p), group)
 
     def adopt(self, states: _States, p: torch.Tensor, given: dict[str, Any], group: _Group) -> None:
@@ -139,14 +141,14 @@ class StatePlace:
         else:
             if self.disk is not None:
                 self.disk.remove(p)
-            states[p] = _state.adapt(p, given, group, *form)
+            states[p] = _state.as_held(p, _state.adapt(p, given, group, *form))
 
     def _adopt_on_host(self, p: torch.Tensor, full: dict[str, Any], group: _Group) -> dict[str, Any]:
         """Moves the moments; returns what stays in the optimizer's own state."""
         moments = {name: full[name] for name in _state.MOMENTS}
         if group["amsgrad"]:
             moments["max_exp_avg_sq"] = full.get("max_exp_avg_sq", full["exp_avg_sq"])
-        self._made_host().put(p, moments)
+        self._made_host().put(p, _state.parts_of(moments))
         kept = {name: value for name, value in full.items() if name not in _state.KNOWN}
         return {"step": _state.step_tensor(full["step"]), **kept}
 
@@ -225,7 +227,7 @@ class StatePlace:
         self.interrupted = None
         for p in updated:
             optimizer.state[p]["step"] += 1
-        torch.autograd.graph.increment_version(updated)
+        count_write(updated)
 
     def update_hosted(
         self, optimizer: torch.optim.AdamW, group: _Group, params: list[torch.Tensor], is_last: bool = False
@@ -267,7 +269,7 @@ class StatePlace:
         except BaseException:
             disk.rest()
             raise
-        torch.autograd.graph.increment_version([p])
+        count_write([p])
 
     def _make_state(self, states: _States, group: _Group, p: torch.Tensor) -> None:
         if not states[p]:
@@ -276,10 +278,9 @@ class StatePlace:
                 self._made_disk().add(p, group["amsgrad"], *self.form.of(group))
 
     def _update(self, disk: DiskState, optimizer: torch.optim.Optimizer, group: _Group, p: torch.Tensor) -> None:
-        gradient = _state.laid_out_as(p, gradient_of(p))
+        gradient = gradient_part(p)
         disk.update(p, gradient, int(optimizer.state[p]["step"]) + 1, hyperparameters(optimizer, group))
-        if grad_scale(optimizer) != 1.0 and gradient is not p.grad:
-            gradient_of(p).copy_(gradient)
+        put_unscaled(optimizer, p, gradient)
 
     # ---- an interrupted step ------------------------------------------------------
 
@@ -343,7 +344,7 @@ class StatePlace:
 
     def _may_be_planned(self, p: torch.Tensor, group: _Group) -> bool:
         if _state.is_ours(p, group):
-            return not self.is_owners_wish and _core.optimizer_stream_takes(p.numel())
+            return not self.is_owners_wish and _is_large(p)
         return not self.is_owners_host and can_be_hosted(p, group)
 
     def planned_bytes(self) -> int:
@@ -392,6 +393,10 @@ class StatePlace:
             self.disk = None
         if not self.on_host and self.host is not None and not self.host:
             self.host = None
+
+
+def _is_large(p: torch.Tensor) -> bool:
+    return _core.optimizer_stream_takes(part_of(p).numel())
 
 
 def disk_options(state: str, directory: str | None, cap_gb: float | None) -> tuple[str | None, float | None] | None:

@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import _core
+from ..base.divided import part_of
 from ..device import ACCELERATORS, kind_of
 from . import state as _state
-from .memory_update import gradient_of, run_adamw
+from .memory_update import count_write, gradient_part, run_adamw
 
 __all__ = ["HostState", "can_be_hosted"]
 
@@ -32,16 +33,16 @@ _BUFFER_BYTES = _core.OPTIMIZER_HOST_BUFFER_BYTES
 
 
 def can_be_hosted(p: torch.Tensor, group: dict[str, Any]) -> bool:
-    """Whether the parameter's state may lie in host memory: a plain dense tensor on a GPU, large enough, that torch
-    updates by its usual operators."""
+    """Whether the parameter's state may lie in host memory: a plain dense tensor on a GPU, or this rank's part of one,
+    large enough, that torch updates by its usual operators."""
+    part = part_of(p)
     return (
-        any(p.device.type == kind.name for kind in ACCELERATORS)
-        and (type(p) in (torch.Tensor, torch.nn.Parameter) or _state.is_traced(p))
-        and p.layout is torch.strided
-        and p.is_floating_point()
+        any(part.device.type == kind.name for kind in ACCELERATORS)
+        and _state.is_plain(part)
+        and part.is_floating_point()
         and not (group["differentiable"] or group["capturable"] or group["fused"])
-        and _state.is_dense(p)
-        and _core.optimizer_stream_takes(p.numel())
+        and _state.is_dense(part)
+        and _core.optimizer_stream_takes(part.numel())
     )
 
 
@@ -156,12 +157,12 @@ class HostState:
 
     def add(self, p: torch.Tensor, amsgrad: bool) -> None:
         """Makes the state of a parameter before its first step."""
-        count = len(_NAMES) if amsgrad else len(_NAMES) - 1
-        self._moments[p] = tuple(_pinned_zeros(self._lane(p), count, p).unbind())
-        self._layouts[p] = tuple(p.shape), tuple(p.stride())
+        count, part = len(_NAMES) if amsgrad else len(_NAMES) - 1, part_of(p)
+        self._moments[p] = tuple(_pinned_zeros(self._lane(p), count, part).unbind())
+        self._layouts[p] = tuple(part.shape), tuple(part.stride())
 
     def put(self, p: torch.Tensor, values: dict[str, Any]) -> None:
-        """Makes the state from tensors of a parameter's layout, on any device."""
+        """Makes the state from tensors of the layout of a parameter, or of its part, on any device."""
         self.remove(p)
         self.add(p, "max_exp_avg_sq" in values)
         for name, moment in zip(_NAMES, self._moments[p], strict=False):
@@ -174,7 +175,7 @@ class HostState:
             del self._moments[p], self._layouts[p]
 
     def layout_of(self, p: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Shape and strides that the parameter had when its state was made."""
+        """Shape and strides that the parameter, or its part, had when its state was made."""
         return self._layouts[p]
 
     def export(self, params: Iterable[torch.Tensor]) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
@@ -190,7 +191,7 @@ class HostState:
         }
         self._shown = [one for one in self._shown if one() is not None]
         self._shown += [weakref.ref(tensor) for tensors in shown.values() for tensor in tensors.values()]
-        return shown
+        return {p: _state.as_held(p, tensors) for p, tensors in shown.items()}
 
     def synchronize(self) -> None:
         """Waits until all updated states are in host memory."""
@@ -206,6 +207,7 @@ class HostState:
             self._update_alike(self._lane(alike[0]), optimizer, group, alike)
         for p in params:
             optimizer.state[p]["step"] += 1
+        count_write(params)
 
     @property
     def in_round(self) -> bool:
@@ -227,7 +229,7 @@ class HostState:
     def _update_alike(
         self, lane: _Lane, optimizer: torch.optim.AdamW, group: dict[str, Any], params: list[torch.Tensor]
     ) -> None:
-        flat = {p: (_flat(p.detach()), _flat(_state.laid_out_as(p, gradient_of(p)))) for p in params}
+        flat = {p: (_flat(part_of(p).detach()), _flat(gradient_part(p))) for p in params}
         arrays = len(self._moments[params[0]])
         loads = _loads(params, _core.optimizer_host_elements(arrays, params[0].dtype.itemsize))
         filled = [self._fill(lane, load) for load in loads[: lane.ahead]]
@@ -299,12 +301,12 @@ def _loads(params: list[torch.Tensor], room: int) -> list[list[_Piece]]:
     loads: list[list[_Piece]] = [[]]
     left = room
     for p in params:
-        begin = 0
-        while begin < p.numel():
+        begin, elements = 0, part_of(p).numel()
+        while begin < elements:
             if left == 0:
                 loads.append([])
                 left = room
-            end = min(begin + left, p.numel())
+            end = min(begin + left, elements)
             loads[-1].append(_Piece(p, begin, end))
             left -= end - begin
             begin = end

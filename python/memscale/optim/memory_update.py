@@ -13,6 +13,7 @@ import torch
 from torch.optim.adamw import adamw
 
 from .. import _core
+from ..base.divided import is_shard, part_of
 from ..errors import ConfigError, IntegrationError
 from . import state as _state
 
@@ -20,10 +21,14 @@ __all__ = [
     "Hyperparameters",
     "StateForm",
     "check_gradient",
+    "count_write",
     "grad_scale",
     "gradient_of",
+    "gradient_part",
     "hyperparameters",
+    "divide_gradient",
     "make_states",
+    "put_unscaled",
     "run_adamw",
     "update_by_c",
     "update_by_torch",
@@ -114,17 +119,26 @@ def update_by_c(optimizer: torch.optim.AdamW, group: dict[str, Any], params: lis
     tensors = []
     kept = []  # gradients in the parameters' own layout live until C has read them
     for p in params:
-        gradient = _state.laid_out_as(p, gradient_of(p))
+        gradient = gradient_part(p)
         kept.append(gradient)
-        tensors.append(_state.addresses(p, gradient, optimizer.state[p]))
+        tensors.append(_state.addresses(part_of(p), gradient, _state.parts_of(optimizer.state[p])))
     _core.adamw_step(tensors, *hyperparameters(optimizer, group), torch.get_num_threads())
-    is_scaled = grad_scale(optimizer) != 1.0
     for p, gradient in zip(params, kept, strict=True):
         optimizer.state[p]["step"] += 1
-        if is_scaled and gradient is not p.grad:
-            gradient_of(p).copy_(gradient)
-    # C's writes are invisible to autograd.
-    torch.autograd.graph.increment_version(params)
+        put_unscaled(optimizer, p, gradient)
+    count_write(params)
+
+
+def count_write(params: list[torch.Tensor]) -> None:
+    """Tells autograd that parameters were written, which it does not see of C's writes."""
+    torch.autograd.graph.increment_version([*params, *(part_of(p) for p in params if is_shard(p))])
+
+
+def put_unscaled(optimizer: object, p: torch.Tensor, gradient: torch.Tensor) -> None:
+    """Copies a gradient that C has unscaled to where the caller sees it, if C got one of another layout."""
+    seen = part_of(gradient_of(p))
+    if grad_scale(optimizer) != 1.0 and gradient is not seen:
+        seen.copy_(gradient)
 
 
 def grad_scale(optimizer: object) -> float:
@@ -154,6 +168,19 @@ def gradient_of(p: torch.Tensor) -> torch.Tensor:
     return p.grad
 
 
+def gradient_part(p: torch.Tensor) -> torch.Tensor:
+    """This rank's part of the parameter's gradient, in the layout of the parameter's part."""
+    return _state.laid_out_as(part_of(p), part_of(gradient_of(p)))
+
+
+def divide_gradient(p: Any) -> None:
+    """Divides a gradient among the ranks as its parameter is: after tensor parallelism it may be a sum that no rank has
+    yet. Every rank has to call this of the same parameters, in the same order."""
+    gradient: Any = p.grad
+    if is_shard(p) and is_shard(gradient) and gradient.placements != p.placements:
+        p.grad = gradient.redistribute(p.device_mesh, p.placements)
+
+
 def check_gradient(p: torch.Tensor, name: str) -> None:
     """Refuses, by name, gradients that neither C nor torch's AdamW can use."""
     gradient = gradient_of(p)
@@ -166,4 +193,9 @@ def check_gradient(p: torch.Tensor, name: str) -> None:
         raise IntegrationError(
             f"AdamW: the gradient of {name} is {gradient.dtype} on {gradient.device}, the parameter "
             f"{p.dtype} on {p.device}; they must agree"
+        )
+    if is_shard(gradient) != is_shard(p):
+        raise IntegrationError(
+            f"AdamW: of {name} and its gradient, only one is divided among ranks; give the gradient as the backward "
+            "of FSDP2 or tensor parallelism does, as a DTensor"
         )

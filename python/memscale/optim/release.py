@@ -21,7 +21,7 @@ from ..errors import IntegrationError
 from .gradient_use import listen
 from .memory_update import Hyperparameters, hyperparameters
 
-__all__ = ["GradientRelease", "Releasing", "name_of"]
+__all__ = ["GradientRelease", "Releasing", "has_several_processes", "name_of"]
 
 _log = logging.getLogger("memscale")
 
@@ -137,9 +137,7 @@ class GradientRelease:
                 "release_gradients: backward(create_graph=True) needs gradients that stay; use "
                 f"torch.autograd.grad or {_WITHOUT}"
             )
-        distributed = torch.distributed
-        is_one = not (distributed.is_available() and distributed.is_initialized())
-        if not is_one and distributed.get_world_size() > 1:
+        if has_several_processes():
             raise IntegrationError(
                 f"release_gradients: gradients of several processes are not final in backward; use {_WITHOUT}"
             )
@@ -197,6 +195,12 @@ class GradientRelease:
     def failed_in_backward(self) -> bool:
         """Whether an update in backward failed, so that later gradients were never computed."""
         return self._failure is not None
+
+
+def has_several_processes() -> bool:
+    """Whether this process trains with others, which add to its gradients after backward has made them."""
+    distributed = torch.distributed
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
 def _group_index(groups: list[dict[str, Any]], p: torch.Tensor) -> int:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import torch
 
 from .gradient_use import GradientUse
-from .release import GradientRelease, Releasing
+from .release import GradientRelease, Releasing, has_several_processes
 
 __all__ = ["ReleaseSwitch"]
 
@@ -81,7 +81,10 @@ class ReleaseSwitch:
             self._end(optimizer)
 
     def needed_gradients(self) -> bool:
-        """Whether the loop has needed all gradients at once, to clip or to unscale them."""
+        """Whether the loop has needed all gradients at once: to clip or to unscale them, or to add those of other
+        processes."""
+        if has_several_processes():
+            return True
         if self._use is not None and self._use.needs_all:
             return True
         return self.release is not None and self.release.was_scaled

@@ -3,6 +3,10 @@
 A state holds `step`, and for each moment either the tensor itself (`exp_avg`) or codes and scales
 (`exp_avg_8bit`, `exp_avg_absmax`). The 8-bit names differ from torch's, so that torch refuses such
 a dict instead of reading codes as values.
+
+Of a parameter that is divided among ranks (`DTensor`), C updates this rank's part. An optimizer holds its state as
+torch's does, in tensors divided as the parameter is; the scales of 8-bit blocks are divided evenly, padded to the
+blocks of the largest part.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from typing import Any
 import torch
 
 from .. import _core
+from ..base.divided import divided_as, divided_evenly, is_shard, largest_part_elements, part_of, parts_count
 from ..errors import IntegrationError
 
 BLOCK = _core.ADAMW_BLOCK
@@ -50,22 +55,28 @@ def new_state(values: dict[Any, Any]) -> defaultdict[Any, Any]:
 
 
 def is_ours(p: torch.Tensor, group: dict[str, Any]) -> bool:
-    """Whether C updates this parameter: a plain dense fp32 or bf16 tensor in host memory."""
+    """Whether C updates this parameter: a plain dense fp32 or bf16 tensor in host memory, or such a part of one."""
+    part = part_of(p)
     return (
-        p.device.type == "cpu"
-        and p.dtype in (torch.float32, torch.bfloat16)
-        and p.layout is torch.strided
-        and (type(p) in (torch.Tensor, torch.nn.Parameter) or is_traced(p))
+        part.device.type == "cpu"
+        and part.dtype in (torch.float32, torch.bfloat16)
+        and is_plain(part)
         and not group["differentiable"]
-        and is_dense(p)
+        and is_dense(part)
     )
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is of no class that changes what operators do, or the trace's stand-in for such a one."""
+    of_torch = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    return tensor.layout is torch.strided and (of_torch or is_traced(tensor))
 
 
 def is_traced(p: torch.Tensor) -> bool:
     """Whether `p` is a fake tensor, which has no memory, because a step is being traced."""
     # The module is not imported here. If nobody has imported it, no tensor is fake.
     kind = getattr(sys.modules.get("torch._subclasses.fake_tensor"), "FakeTensor", ())
-    return isinstance(p, kind)
+    return isinstance(part_of(p), kind)
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
@@ -89,8 +100,8 @@ def laid_out_as(p: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def layout_of(values: dict[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shape and strides of a state in memory."""
-    tensor = values["exp_avg_8bit"] if "exp_avg_8bit" in values else values["exp_avg"]
+    """Shape and strides of a state in memory, of this rank's part if it is divided."""
+    tensor = part_of(values["exp_avg_8bit"] if "exp_avg_8bit" in values else values["exp_avg"])
     return tuple(tensor.shape), tuple(tensor.stride())
 
 
@@ -108,19 +119,24 @@ def _empty_as(p: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def fresh(p: torch.Tensor, amsgrad: bool, state_bits: int, bf16: str) -> dict[str, Any]:
     """The state before the first step."""
+    part = part_of(p)
     values: dict[str, Any] = {"step": step_tensor(0)}
-    is_8bit = _core.adamw_moments_bits(p.numel(), state_bits) == 8
     for name, is_signed in MOMENTS.items():
-        if is_8bit:
+        if moments_are_8bit(p, state_bits):
             zero = 127 if is_signed else 0
-            values[f"{name}_8bit"] = _empty_as(p, torch.uint8).fill_(zero)
+            values[f"{name}_8bit"] = _empty_as(part, torch.uint8).fill_(zero)
             values[f"{name}_absmax"] = _new_scales(p).zero_()
         else:
-            values[name] = _empty_as(p, torch.float32).zero_()
+            values[name] = _empty_as(part, torch.float32).zero_()
     if amsgrad:
-        values["max_exp_avg_sq"] = _empty_as(p, torch.float32).zero_()
-    _add_precision(values, p, bf16)
-    return values
+        values["max_exp_avg_sq"] = _empty_as(part, torch.float32).zero_()
+    _add_precision(values, part, bf16)
+    return as_held(p, values)
+
+
+def moments_are_8bit(p: torch.Tensor, state_bits: int) -> bool:
+    """Whether the moments of a parameter have 8 bits: if it is divided, the same on all ranks."""
+    return _core.adamw_moments_bits(largest_part_elements(p), state_bits) == 8
 
 
 def _add_precision(values: dict[str, Any], p: torch.Tensor, bf16: str) -> None:
@@ -133,8 +149,29 @@ def _add_precision(values: dict[str, Any], p: torch.Tensor, bf16: str) -> None:
         values["low"] = _empty_as(p, torch.int16).zero_()
 
 
+def parts_of(values: dict[str, Any]) -> dict[str, Any]:
+    """A state with this rank's part of each tensor."""
+    return {name: part_of(value) for name, value in values.items()}
+
+
+def as_held(p: torch.Tensor, values: dict[str, Any]) -> dict[str, Any]:
+    """A state as an optimizer holds it, of one with this rank's parts. Without copies."""
+    if not is_shard(p):
+        return values
+    return {name: value if is_shard(value) else _as_held(p, name, value) for name, value in values.items()}
+
+
+def _as_held(p: torch.Tensor, name: str, part: Any) -> Any:
+    if name not in KNOWN or name == "step":
+        return part
+    if not name.endswith("_absmax"):
+        return divided_as(part, p)
+    missing = _scales_count(p) - part.numel()  # disks hold the scales of this rank's blocks alone
+    return divided_evenly(torch.nn.functional.pad(part, (0, missing)) if missing > 0 else part, p)
+
+
 def addresses(p: torch.Tensor, gradient: torch.Tensor, values: dict[str, Any]) -> tuple[int, ...]:
-    """One parameter's tuple for `_core.adamw_step`. The caller must keep the tensors alive."""
+    """One parameter's tuple for `_core.adamw_step`, of this rank's parts. The caller must keep the tensors alive."""
 
     def address(name: str) -> int:
         tensor = values.get(name)
@@ -193,12 +230,22 @@ def _check_shapes(index: Any, p: torch.Tensor, values: dict[str, Any]) -> None:
     for name, value in values.items():
         if name == "step" or name not in KNOWN:
             continue
-        expected = (-(-p.numel() // BLOCK),) if name.endswith("_absmax") else tuple(p.shape)
+        is_scales = name.endswith("_absmax")
+        expected = (parts_count(p) * _scales_count(p),) if is_scales else tuple(p.shape)
         if tuple(value.shape) != expected:
             raise IntegrationError(
                 f"AdamW: {name} of parameter {index} has shape {tuple(value.shape)}, the parameter "
                 f"needs {expected}; the state was saved for another model"
             )
+        if is_shard(value) != is_shard(p) or not (is_scales or _is_divided_alike(p, value)):
+            raise IntegrationError(
+                f"AdamW: {name} of parameter {index} is not divided among ranks as the parameter is; load the state "
+                "with torch.distributed.checkpoint.state_dict.set_optimizer_state_dict()"
+            )
+
+
+def _is_divided_alike(p: Any, value: Any) -> bool:
+    return not is_shard(p) or (value.placements == p.placements and value.device_mesh == p.device_mesh)
 
 
 def adapt(
@@ -209,33 +256,35 @@ def adapt(
     bf16: str,
     copies: bool = True,
 ) -> dict[str, Any]:
-    """A loaded state in this optimizer's form. `given` is not changed.
+    """A loaded state in this optimizer's form, with this rank's parts if C updates the parameter. `given` is not
+    changed.
 
     Without `copies`, tensors of `given` that already have that form are used as they are.
     """
     if not given:
         return {}
+    if not is_ours(p, group):
+        return {name: _as_torch(p, name, value, group) for name, value in full_precision(given).items()}
+    part, given = part_of(p), parts_of(given)
 
     def held(dtype: torch.dtype, value: torch.Tensor) -> torch.Tensor:
-        fits = value.dtype is dtype and value.device.type == "cpu" and value.stride() == p.stride()
-        return value if fits and not copies else _empty_as(p, dtype).copy_(value)
+        fits = value.dtype is dtype and value.device.type == "cpu" and value.stride() == part.stride()
+        return value if fits and not copies else _empty_as(part, dtype).copy_(value)
 
     full = full_precision(given)
-    if not is_ours(p, group):
-        return {name: _as_torch(p, name, value, group) for name, value in full.items()}
     values: dict[str, Any] = {"step": step_tensor(full["step"])}
-    is_8bit = _core.adamw_moments_bits(p.numel(), state_bits) == 8
+    is_8bit = moments_are_8bit(p, state_bits)
     for name, is_signed in MOMENTS.items():
-        if is_8bit and f"{name}_8bit" in given and given[f"{name}_8bit"].stride() == p.stride():
+        if is_8bit and f"{name}_8bit" in given and given[f"{name}_8bit"].stride() == part.stride():
             values[f"{name}_8bit"] = held(torch.uint8, given[f"{name}_8bit"])
             values[f"{name}_absmax"] = _scales(given, name).clone()
         else:
             moment = held(torch.float32, full[name])
-            values.update(_quantized(name, moment, is_signed) if is_8bit else {name: moment})
+            values.update(_quantized(name, moment, _new_scales(p), is_signed) if is_8bit else {name: moment})
     if group["amsgrad"]:
         peak = full.get("max_exp_avg_sq", full["exp_avg_sq"])
         values["max_exp_avg_sq"] = held(torch.float32, peak)
-    _adapt_precision(values, p, full, bf16)
+    _adapt_precision(values, part, full, bf16)
     for name, value in full.items():
         if name not in KNOWN:
             values[name] = value
@@ -270,31 +319,36 @@ def _as_torch(p: torch.Tensor, name: str, value: Any, group: dict[str, Any]) -> 
 # ---- 8 bits -----------------------------------------------------------------------------------
 
 
-def _new_scales(tensor: torch.Tensor) -> torch.Tensor:
+def _scales_count(p: torch.Tensor) -> int:
+    """The scales of the largest part that a rank has of a parameter."""
+    return -(-largest_part_elements(p) // BLOCK)
+
+
+def _new_scales(p: torch.Tensor) -> torch.Tensor:
     """Memory for the scales of 8-bit blocks, in fp32 on the host under any defaults of torch's."""
-    return torch.empty(-(-tensor.numel() // BLOCK), dtype=torch.float32, device="cpu")
+    return torch.empty(_scales_count(p), dtype=torch.float32, device="cpu")
 
 
-def _quantized(name: str, moment: torch.Tensor, is_signed: bool) -> dict[str, torch.Tensor]:
+def _quantized(name: str, moment: torch.Tensor, absmax: torch.Tensor, is_signed: bool) -> dict[str, torch.Tensor]:
     codes = _empty_as(moment, torch.uint8)
-    absmax = _new_scales(moment)
     _core.adamw_quantize(moment.data_ptr(), codes.data_ptr(), absmax.data_ptr(), moment.numel(), is_signed)
     return {f"{name}_8bit": codes, f"{name}_absmax": absmax}
 
 
 def _scales(values: dict[str, Any], name: str) -> torch.Tensor:
     """The scales of a moment's blocks, converted to the device and dtype that C reads."""
-    absmax: torch.Tensor = values[f"{name}_absmax"]
+    absmax = part_of(values[f"{name}_absmax"])
     return absmax.detach().to("cpu", torch.float32).contiguous()
 
 
 def _dequantized(values: dict[str, Any], name: str, is_signed: bool) -> torch.Tensor:
     # Blocks follow the order in memory, so the codes must keep the layout in which they were written.
-    codes = values[f"{name}_8bit"].to("cpu", torch.uint8)
+    held = values[f"{name}_8bit"]
+    codes = part_of(held).to("cpu", torch.uint8)
     absmax = _scales(values, name)
     moment = _empty_as(codes, torch.float32)
     _core.adamw_dequantize(moment.data_ptr(), codes.data_ptr(), absmax.data_ptr(), codes.numel(), is_signed)
-    return moment
+    return divided_as(moment, held)
 
 
 def full_precision(values: dict[str, Any]) -> dict[str, Any]:

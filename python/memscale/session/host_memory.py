@@ -11,7 +11,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
-from ..model.shards import part_of
+from ..base.divided import part_of
 from ..planning.execution_plan import ExecutionPlan
 
 if TYPE_CHECKING:

@@ -276,7 +276,8 @@ class RankedSession(Session):
             "compared with the budget",
             error,
         )
-        text = _core.plan_uniform(self._graphs[signature], self.hardware_json, self._planned_for, None)
+        graph = self._graphs[signature]
+        text, _ = _core.plan_beyond(graph, graph, self.hardware_json, self._planned_for, 0, 0, None)
         plan = self._plans[signature] = ExecutionPlan(text, self.hardware_json)
         return plan
 
@@ -304,10 +305,11 @@ class RankedSession(Session):
     ) -> str | None:
         if self.follows_parts or not self._is_sharded:
             return super()._trace(model, args, kwargs, wait_until_alone)
-        # The optimizer's groups hold shards, which do not match whole parameters, so its state is estimated.
+        # A trace has whole parameters, whose state is divided afterwards. That of others than memscale's is estimated.
+        own = self._optimizer if hasattr(self._optimizer, "_facts_for_plan") else None
         try:
             if self.config.use_static_profiling:
-                return self._shard(self._profiler.trace(model, args, kwargs), sharding_of(model))
+                return self._shard(self._profiler.trace(model, args, kwargs, optimizer=own), sharding_of(model))
             reason = "use_static_profiling is off"
         except ProfileError as error:
             reason = str(error)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..base.divided import graph_part_of
 from ..base.walk import loss_of
-from ..model.shards import graph_part_of
 from ..techniques.loss_mode import marking
 from .fakes import tensors_in
 

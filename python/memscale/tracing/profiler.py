@@ -461,7 +461,7 @@ class _Token:
     def __init__(self, tracer: LiveTracer, node: int, serial: int, tensor: torch.Tensor) -> None:
         from torch._subclasses.fake_tensor import FakeTensor
 
-        from ..model.shards import is_shard, part_of
+        from ..base.divided import is_shard, part_of
         from .fakes import Whole
 
         self.tracer = tracer
@@ -516,8 +516,8 @@ def _refuse_real_leaves(loss: torch.Tensor) -> None:
     tensor is held by no module."""
     from torch._subclasses.fake_tensor import FakeTensor
 
+    from ..base.divided import part_of
     from ..base.walk import leaves_of
-    from ..model.shards import part_of
 
     for leaf in leaves_of(loss):
         if not isinstance(part_of(leaf), FakeTensor):

@@ -19,10 +19,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .. import _core
 from ..base.arguments import Arguments, plain_tensors
 from ..base.compiler import is_compiled
+from ..base.divided import part_of, shard_type
 from ..base.modes import begin_below, leave
 from ..base.walk import first_output, is_training, plain_leaves, shape_of, tensors_of, version_of
 from ..model.placement import Placement, device_of
-from ..model.shards import part_of, shard_type
 
 __all__ = ["NO_NODE", "LiveTracer", "is_maker"]
 
@@ -504,15 +504,18 @@ class LiveTracer(TorchDispatchMode):
         """The differentiated loss is a stand-in; the caller computes its own."""
         self._trace.loss_outside()
 
-    def own_optimizer(self, streamable: list[torch.Tensor], released: bool, streamed: bool) -> None:
+    def own_optimizer(
+        self, streamable: list[torch.Tensor], released: bool, streamed: bool, gradients_needed: bool
+    ) -> None:
         """The optimizer is memscale's, and the `streamable` tensors of its state may be on disk. The flags tell
-        whether the user chose gradient release and state on disk. A plan for one of several devices can arrange
-        nothing, because the optimizer steps parameters of all."""
+        whether the user chose gradient release and state on disk, and whether a step needs all gradients at once. A
+        plan for one of several devices can arrange nothing, because the optimizer steps parameters of all."""
         if self._device is not None:
             if not (released or streamed):
                 return
             streamable = []
-        self._trace.own_optimizer(_core.storage_bytes(streamable), released, streamed)
+        stream_bytes = _core.storage_bytes(list(map(part_of, streamable)))
+        self._trace.own_optimizer(stream_bytes, released, streamed, gradients_needed)
 
     def made_state(self, state_bytes: int) -> None:
         """Reports bytes of the optimizers' state that exist before the step."""

@@ -226,6 +226,19 @@ def planned() -> None:
         del model, optimizer
 
 
+def resumed() -> None:
+    """State that was made before the wrap is counted once, also if the optimizer is torch's."""
+    model = divided()
+    optimizer = torch.optim.AdamW(model.parameters())
+    steps(model, optimizer, range(1))
+    model = memscale.wrap(model, memscale.Config(memory_budget_gb=1000.0, enable_logging=False))
+    steps(model, optimizer, range(1, 2))
+    state = [part(value) for held in optimizer.state.values() for value in held.values()]
+    process = json.loads(model._memscale_executor._planner.hardware_json)["process"]
+    tell("made", [process.get("state_bytes", 0), sum(value.untyped_storage().nbytes() for value in state)])
+    memscale.detach(model)
+
+
 def released() -> None:
     """Gradients of several processes are final after backward, so no plan releases them."""
     from torch.nn.parallel import DistributedDataParallel
@@ -265,6 +278,7 @@ def main() -> None:
         checkpoints(sys.argv[2])
     else:
         planned()
+        resumed()
         released()
     time.sleep(1)  # as in distributed_case.py
     dist.destroy_process_group()

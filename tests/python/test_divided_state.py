@@ -80,5 +80,10 @@ def test_a_plan_puts_divided_state_on_disk_with_the_same_bits_and_takes_it_back(
     assert _both(planned, "in memory again") == [True] * 4
 
 
+def test_state_of_an_earlier_run_is_a_part_of_what_the_process_holds(planned: Any) -> None:
+    (first,), (second,) = planned["made"]
+    assert first[0] == min(first[1], second[1]) > 0  # as ranks agree: what the one with less has
+
+
 def test_no_plan_releases_gradients_that_other_processes_add_to(planned: Any) -> None:
     assert _both(planned, "release") == ["gradients_needed"] * 2

@@ -49,3 +49,11 @@ def test_ddp_keeps_budget_and_bits():
 def test_a_model_that_moves_after_wrap_is_planned_for_its_device_on_all_ranks():
     first, second = run_ranks("moved")
     assert "plan {" in first and first == second
+
+
+def test_fsdp_keeps_budgets_and_bits_with_saved_tensors_or_state_in_host_memory():
+    assert all("done" in printed for printed in run_ranks("fsdp"))
+
+
+def test_divided_state_in_host_memory_has_torchs_bits():
+    assert all("done" in printed for printed in run_ranks("hosted"))

@@ -131,4 +131,12 @@ void resize_on_device(const Tensor &tensor, c10::IntArrayRef sizes, std::optiona
     at::native::resize_(tensor, sizes, format);
 }
 
+/* What resizing a storage to no bytes does: its memory goes back to the allocator. */
+TORCH_DOUBLE_EXPORT void torch_double_empty_storage(void *storage)
+{
+    auto *emptied = static_cast<c10::StorageImpl *>(storage);
+    emptied->set_data_ptr_noswap(c10::DataPtr(nullptr, emptied->device()));
+    emptied->set_nbytes(0);
+}
+
 } // namespace torch_double

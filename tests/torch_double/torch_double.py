@@ -17,7 +17,7 @@ import importlib.abc
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -41,7 +41,7 @@ def load(folder: str, rocm: bool = False) -> None:
         _driver = ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
     _double = ctypes.CDLL(os.path.join(folder, "torch_double", "libtorch_double.so"))
     _declare()
-    sys.meta_path.insert(0, _AfterTorchC())
+    sys.meta_path[:0] = [_AfterLoading("torch._C", _complete), _AfterLoading("torch.storage", _complete_storage)]
 
 
 def _declare() -> None:
@@ -58,6 +58,7 @@ def _declare() -> None:
     _double.torch_double_limit_reserved.argtypes = [ctypes.c_int, size]
     _double.torch_double_host_register.argtypes = [pointer, size, ctypes.c_uint]
     _double.torch_double_host_unregister.argtypes = [pointer]
+    _double.torch_double_empty_storage.argtypes = [pointer]
 
 
 # ---- controls for tests -----------------------------------------------------------------------
@@ -132,14 +133,18 @@ def _in_context(device: int, call: Any) -> Any:
         _driver.cuDevicePrimaryCtxRelease_v2(device)
 
 
-# ---- the parts of torch._C that only a CUDA build has ---------------------------------------------
+# ---- the parts of torch that only a CUDA build has ------------------------------------------------
 
 
-class _AfterTorchC(importlib.abc.MetaPathFinder):
-    """Completes torch._C as soon as it is loaded, before torch's own modules read it."""
+class _AfterLoading(importlib.abc.MetaPathFinder):
+    """Completes a module of torch as soon as it is loaded, before torch's other modules read it."""
+
+    def __init__(self, module: str, complete: Callable[[ModuleType], None]) -> None:
+        self._module = module
+        self._complete = complete
 
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> Any:
-        if name != "torch._C":
+        if name != self._module:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
@@ -148,7 +153,7 @@ class _AfterTorchC(importlib.abc.MetaPathFinder):
 
             def exec_module(module: ModuleType) -> None:
                 load_module(module)
-                _complete(module)
+                self._complete(module)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
@@ -344,3 +349,22 @@ def _complete(c: ModuleType) -> None:
     c._CudaStreamBase, c._CudaEventBase, c._CudaDeviceProperties = _stream_base(c), _event_base(c), _DeviceProperties
     c._CUDAGraph, c._graph_pool_handle = type("_CUDAGraph", (_Refused,), {}), _Refused
     c._cudart, c._has_cuda = _Cudart(c), True
+
+
+def _complete_storage(storage: ModuleType) -> None:
+    resize_on_host = storage.UntypedStorage.resize_
+
+    def resize_(self: Any, size_bytes: int) -> Any:
+        if self.device.type != "cuda":
+            return resize_on_host(self, size_bytes)
+        if size_bytes == 0:
+            _double.torch_double_empty_storage(self._cdata)
+            return self
+        if size_bytes < self.nbytes():
+            raise RuntimeError("the double of torch's CUDA shrinks a storage to nothing only")
+        import torch
+
+        torch.empty(0, dtype=torch.uint8, device=self.device).set_(self, 0, (0,)).resize_(size_bytes)
+        return self
+
+    storage.UntypedStorage.resize_ = resize_

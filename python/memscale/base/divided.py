@@ -65,8 +65,13 @@ def divided_evenly(part: torch.Tensor, like: Any) -> torch.Tensor:
 
 
 def _divided(part: torch.Tensor, like: Any, placements: Any, shape: Any, stride: tuple[int, ...]) -> torch.Tensor:
-    made: torch.Tensor = type(like).from_local(
-        part, like.device_mesh, placements, run_check=False, shape=tuple(shape), stride=stride
+    # DTensor.from_local() would move a part in host memory to the mesh's device.
+    from torch import Size
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+    meta = TensorMeta(Size(shape), stride, part.dtype)
+    made: torch.Tensor = type(like)(
+        part, DTensorSpec(like.device_mesh, tuple(placements), tensor_meta=meta), requires_grad=False
     )
     return made
 

@@ -11,7 +11,7 @@ import gc
 from typing import TYPE_CHECKING
 
 from .. import _core
-from .shards import has_shards
+from .shards import gathered_parameters, has_shards
 
 if TYPE_CHECKING:
     import torch
@@ -27,13 +27,11 @@ def optimizers_of(model: torch.nn.Module) -> list[torch.optim.Optimizer]:
     them, as trainers' do.
 
     The search reads every object that the garbage collector knows: tens of milliseconds in a process with large
-    libraries. Empty if parameters are divided among ranks: their state is, too.
+    libraries.
     """
     import torch
 
-    if has_shards(model):
-        return []
-    ours = {id(parameter) for parameter in model.parameters()}
+    ours = {id(parameter) for parameter in model.parameters()} | gathered_parameters(model).keys()
     alive = [item for item in gc.get_objects() if issubclass(type(item), torch.optim.Optimizer)]
     found = [optimizer for optimizer in alive if not ours.isdisjoint(_parameters(optimizer))]
     inner = {id(optimizer) for optimizer in found}
@@ -42,7 +40,10 @@ def optimizers_of(model: torch.nn.Module) -> list[torch.optim.Optimizer]:
 
 def to_trace(optimizers: list[torch.optim.Optimizer], model: torch.nn.Module) -> list[torch.optim.Optimizer]:
     """The optimizers whose steps a trace follows: all, if they are torch's own and each trainable parameter is updated
-    by one of them. Empty if the assumption holds for all, or if one is somebody else's: its step may do anything."""
+    by one of them. Empty if the assumption holds for all; if one is somebody else's, whose step may do anything; or if
+    FSDP2 divides parameters, which are whole and of another type in a trace."""
+    if has_shards(model):
+        return []
     parameters = [key for optimizer in optimizers for key in _parameters(optimizer)]
     wanted = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
     if len(set(parameters)) != len(parameters) or not wanted.issubset(parameters):

@@ -1,8 +1,9 @@
 """AdamW on the CPU, one pass over memory per step, with fp32 or 8-bit moments.
 
 The classes keep torch's bookkeeping (groups, hooks, state dicts) and pass addresses to
-`_core.adamw_step`. Parameters that C does not support (other devices and dtypes, tensor subclasses)
-are updated by torch's own AdamW in the same step. `AdamW` is composed of parts that own their fields:
+`_core.adamw_step`. Of parameters that are divided among ranks (`DTensor`), each rank updates its part.
+Parameters that C does not support (other devices and dtypes, other tensor subclasses) are updated by
+torch's own AdamW in the same step. `AdamW` is composed of parts that own their fields:
 the form of states (`StateForm`), their place (`StatePlace`) and the release of gradients
 (`ReleaseSwitch`). This file has the step and the state dicts.
 """

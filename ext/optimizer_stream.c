@@ -1,7 +1,8 @@
 /*
  * Optimizer state on disk for Python: `_core.OptimizerStream`, a thin wrapper of
  * ms_optimizer_stream. memscale.optim, the caller, keeps parameters and gradients alive during the
- * calls. Decides nothing.
+ * calls. Decides nothing. update_by() takes Python's lock while it holds the stream's, so no call waits for the
+ * stream with Python's lock.
  */
 #include "memscale/optimizer_stream.h"
 
@@ -83,7 +84,9 @@ static PyObject *add(PyObject *self, PyObject *args)
         .has_max_exp_avg_sq = has_max != 0,
         .count = count,
     };
-    if (ms_ext_check(ms_optimizer_stream_add(stream_of(self), &form, &id, &err), &err) != 0) {
+    int rc;
+    MS_EXT_UNLOCKED(rc = ms_optimizer_stream_add(stream_of(self), &form, &id, &err));
+    if (ms_ext_check(rc, &err) != 0) {
         return NULL;
     }
     return PyLong_FromUnsignedLongLong(id);
@@ -104,8 +107,12 @@ static PyObject *part_bytes(PyObject *self, PyObject *number)
     uint64_t id;
     uint64_t bytes[MS_PART_COUNT];
     ms_error err;
-    if (ms_ext_u64(number, "id", &id) != 0 ||
-        ms_ext_check(ms_optimizer_stream_part_bytes(stream_of(self), id, bytes, &err), &err) != 0) {
+    int rc;
+    if (ms_ext_u64(number, "id", &id) != 0) {
+        return NULL;
+    }
+    MS_EXT_UNLOCKED(rc = ms_optimizer_stream_part_bytes(stream_of(self), id, bytes, &err));
+    if (ms_ext_check(rc, &err) != 0) {
         return NULL;
     }
     PyObject *tuple = PyTuple_New(MS_PART_COUNT);
@@ -225,6 +232,74 @@ static PyObject *update(PyObject *self, PyObject *args)
     return ms_ext_none_or_raise(rc, &err);
 }
 
+/* ---- the caller's arithmetic ---------------------------------------------------- */
+
+/* An update during which Python's lock is released. `failed`: the function has raised, and the exception is kept. */
+typedef struct python_compute {
+    PyObject *function;
+    PyThreadState *released;
+    PyObject *type, *value, *traceback;
+    bool failed;
+} python_compute;
+
+/* PyBUF_WRITE, which the stable ABI names from Python 3.11 on. */
+enum { WRITABLE = 0x200 };
+
+/* A tuple of views of the arrays, which must not outlive the call. */
+static PyObject *views_of(const ms_adamw_tensor *part)
+{
+    void *const arrays[] = {part->exp_avg, part->exp_avg_sq, part->max_exp_avg_sq};
+    Py_ssize_t count = part->max_exp_avg_sq != NULL ? 3 : 2;
+    PyObject *tuple = PyTuple_New(count);
+    for (Py_ssize_t i = 0; tuple != NULL && i < count; i++) {
+        PyObject *view = PyMemoryView_FromMemory(arrays[i], (Py_ssize_t)(part->count * sizeof(float)), WRITABLE);
+        if (view == NULL) {
+            Py_CLEAR(tuple);
+        } else {
+            PyTuple_SetItem(tuple, i, view);
+        }
+    }
+    return tuple;
+}
+
+static int call_python(void *context, uint64_t first, const ms_adamw_tensor *part, ms_error *err)
+{
+    python_compute *call = context;
+    if (part->moments != MS_ADAMW_MOMENTS_FP32) {
+        return ms_fail(err, MS_EINVAL, "optimizer state: moments of 8 bits have an arithmetic of their own");
+    }
+    PyEval_RestoreThread(call->released);
+    PyObject *views = views_of(part);
+    PyObject *answer =
+        views != NULL ? PyObject_CallFunction(call->function, "KO", (unsigned long long)first, views) : NULL;
+    Py_XDECREF(views);
+    call->failed = answer == NULL;
+    if (call->failed) {
+        PyErr_Fetch(&call->type, &call->value, &call->traceback);
+    }
+    Py_XDECREF(answer);
+    call->released = PyEval_SaveThread();
+    return call->failed ? ms_fail(err, MS_ESTATE, "optimizer state: the update of a stretch has failed") : MS_OK;
+}
+
+static PyObject *update_by(PyObject *self, PyObject *args)
+{
+    unsigned long long id, step;
+    python_compute call = {0};
+    ms_error err;
+    if (!PyArg_ParseTuple(args, "KKO:update_by", &id, &step, &call.function)) {
+        return NULL;
+    }
+    call.released = PyEval_SaveThread();
+    int rc = ms_optimizer_stream_update_by(stream_of(self), id, step, call_python, &call, &err);
+    PyEval_RestoreThread(call.released);
+    if (call.failed) {
+        PyErr_Restore(call.type, call.value, call.traceback);
+        return NULL;
+    }
+    return ms_ext_none_or_raise(rc, &err);
+}
+
 static PyObject *end(PyObject *self, PyObject *args)
 {
     (void)args;
@@ -240,7 +315,7 @@ static PyObject *stats(PyObject *self, PyObject *args)
 {
     (void)args;
     ms_optimizer_stream_stats s;
-    ms_optimizer_stream_get_stats(stream_of(self), &s);
+    MS_EXT_UNLOCKED(ms_optimizer_stream_get_stats(stream_of(self), &s));
     return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K}", "disk_bytes", (unsigned long long)s.disk_bytes, "resident_bytes",
                          (unsigned long long)s.resident_bytes, "peak_resident_bytes",
                          (unsigned long long)s.peak_resident_bytes, "written_bytes",
@@ -321,6 +396,10 @@ static PyMethodDef stream_methods[] = {
                   "id, tensor, lr, beta1, beta2, eps, weight_decay, grad_scale, maximize, threads, /",
                   "(int, tuple[int, ...], float, float, float, float, float, float, bool, int) -> None",
                   "Updates one tensor as adamw_step() does; ignores the state's addresses."),
+    MS_EXT_METHOD("update_by", update_by, METH_VARARGS, "id, step, function, /",
+                  "(int, int, Callable[[int, tuple[memoryview, ...]], object]) -> None",
+                  "Updates one state of 32-bit moments by a function of the first element and views of a stretch's "
+                  "moments, which end with its call. A stretch whose function raises is left as it was."),
     MS_EXT_METHOD("end", end, METH_NOARGS, "/", "() -> None",
                   "Waits for writes; raises the first failure of the round."),
     MS_EXT_METHOD("stats", stats, METH_NOARGS, "/", "() -> dict[str, int]",

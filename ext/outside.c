@@ -63,6 +63,29 @@ static PyObject *plan_beyond(PyObject *module, PyObject *args)
     return answer;
 }
 
+static PyObject *plan_least(PyObject *module, PyObject *args)
+{
+    (void)module;
+    const char *graph, *hardware, *config;
+    if (!PyArg_ParseTuple(args, "sss:plan_least", &graph, &hardware, &config)) {
+        return NULL;
+    }
+    ms_ext_documents d = {0};
+    ms_error err;
+    ms_plan *plan = NULL;
+    PyObject *answer = NULL;
+    int rc = ms_ext_documents_parse(&d, graph, hardware, config, NULL, &err);
+    if (rc == MS_OK) {
+        rc = ms_pipeline_least(d.graph, d.hardware, &d.config, &plan, &err);
+    }
+    if (ms_ext_check(rc, &err) == 0) {
+        answer = ms_ext_take_text(ms_plan_to_json(plan));
+    }
+    ms_plan_free(plan);
+    ms_ext_documents_free(&d);
+    return answer;
+}
+
 static PyObject *plan_again(PyObject *module, PyObject *args)
 {
     (void)module;
@@ -98,6 +121,9 @@ static PyMethodDef methods[] = {
         "The smallest plan for a step that no plan fits into the budget, and the warning about it: "
         "`held_bytes` are what the script came to hold, or what waiting forwards hold. The plan in force itself, "
         "if it makes the same choices."),
+    MS_EXT_FUNCTION("plan_least", plan_least, METH_VARARGS, "graph, hardware, config, /", "(str, str, str) -> str",
+                    "The smallest plan for a step that no plan fits into the budget, which measured peaks may keep all "
+                    "the same: the plan's pressure is that of the budget."),
     MS_EXT_FUNCTION("plan_again", plan_again, METH_VARARGS, "graph, hardware, config, plan, /",
                     "(str, str, str, str) -> str | None",
                     "The plan's choices with the figures of corrected documents; None if another plan is due."),

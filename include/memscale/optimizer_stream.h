@@ -1,8 +1,8 @@
 /*
  * optimizer_stream.h - optimizer state that lives on disk and passes through memory
  * during a step: while one part is computed, the next ones are read and the last ones
- * written. The arithmetic is ms_adamw_step()'s, so parameters and state get the same bits
- * as with the state in memory.
+ * written. The arithmetic is ms_adamw_step()'s, or the caller's, so parameters and state get
+ * the same bits as with the state in memory.
  *
  * A state is cut into chunks of at most MS_OPTIMIZER_CHUNK_BYTES. A chunk and its stretch
  * of the parameter are updated together or not at all. Each chunk records the number of its
@@ -123,6 +123,18 @@ MS_API int ms_optimizer_stream_begin(ms_optimizer_stream *stream, const uint64_t
  */
 MS_API int ms_optimizer_stream_update(ms_optimizer_stream *stream, uint64_t id, const ms_adamw_group *group,
                                       const ms_adamw_tensor *tensor, uint32_t threads, ms_error *err);
+
+/*
+ * Computes a stretch of a state: the arrays of part->count elements, from element `first` on. It has no parameter and no
+ * gradient: the caller knows its own. Returns MS_OK, or a failure with a message; the stretch is then left on disk as it
+ * was. It must not call the stream, whose lock is held.
+ */
+typedef int (*ms_optimizer_compute)(void *context, uint64_t first, const ms_adamw_tensor *part, ms_error *err);
+
+/* As ms_optimizer_stream_update() for the update number `step`, with the caller's arithmetic: `compute` is called for each
+ * stretch that does not have this update yet. */
+MS_API int ms_optimizer_stream_update_by(ms_optimizer_stream *stream, uint64_t id, uint64_t step,
+                                         ms_optimizer_compute compute, void *context, ms_error *err);
 
 /* Waits for all writes, frees the buffers, and returns the first failure of the round.
  * Allowed without a round. */

@@ -143,6 +143,14 @@ typedef struct ms_beyond {
 MS_API int ms_pipeline_beyond(const ms_beyond *beyond, const ms_hardware *hardware, const ms_config *config,
                               ms_plan **plan, char **line, ms_error *err);
 
+/*
+ * The smallest plan for a step that no plan fits into the budget. Its pressure is that of the budget, with which measured
+ * peaks are then compared: what is counted may be an upper bound. As ms_pipeline_plan() otherwise. Tests:
+ * tests/c/pipeline/test_pipeline.c.
+ */
+MS_API int ms_pipeline_least(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
+                             ms_plan **plan, ms_error *err);
+
 /* Restricts a configuration to techniques that work with layers that are divided among ranks: what they save are parts
  * in wrappers, which don't move. */
 MS_API void ms_pipeline_in_parts(ms_config *config);

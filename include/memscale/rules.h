@@ -54,7 +54,7 @@ extern "C" {
     X(LOSS_OUTSIDE, "loss_outside", \
       "the loss is computed outside the model's forward; if it is a cross entropy, " \
       "memscale.techniques.cross_entropy computes the same bits in a third of the memory") \
-    X(HOST_ONLY, "host_only", "it works on tensors in host memory only") \
+    X(HOST_HAS_ROOM, "host_has_room", "host memory has room for it, which is faster") \
     X(OTHER_OPTIMIZER, "other_optimizer", "the optimizer is not one of memscale.optim's, or already does it") \
     X(GRADIENTS_NEEDED, "gradients_needed", \
       "every gradient is needed before one may be used: a GradScaler, clipping or accumulation, observed or possible") \

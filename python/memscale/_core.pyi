@@ -189,6 +189,10 @@ class OptimizerStream:
         /,
     ) -> None:
         """Updates one tensor as adamw_step() does; ignores the state's addresses."""
+    def update_by(self, id: int, step: int, function: Callable[[int, tuple[memoryview, ...]], object], /) -> None:
+        """Updates one state of 32-bit moments by a function of the first element and views of a stretch's moments,
+        which end with its call. A stretch whose function raises is left as it was.
+        """
 
 class Region:
     """One call of a layer, from its forward until its saved tensors are gone."""
@@ -818,6 +822,11 @@ def plan_intent(hardware: str, config: str, model: str, parameter_bytes: int, /)
 def plan_keep_scratch(graph: str, hardware_before: str, hardware_after: str, software: str, /) -> bool:
     """Keeps for later runs what a step took beyond the estimate, after plan_observe() has corrected the hardware.
     Returns whether it wrote.
+    """
+
+def plan_least(graph: str, hardware: str, config: str, /) -> str:
+    """The smallest plan for a step that no plan fits into the budget, which measured peaks may keep all the same: the
+    plan's pressure is that of the budget.
     """
 
 def plan_make(graph: str, hardware: str, config: str, /) -> str:

@@ -310,17 +310,13 @@ int ms_optimizer_stream_begin(ms_optimizer_stream *stream, const uint64_t *ids, 
     return rc;
 }
 
-static int stream_update(ms_optimizer_stream *stream, uint64_t id, const ms_adamw_group *group,
-                         const ms_adamw_tensor *tensor, uint32_t threads, ms_error *err)
+static int stream_update(ms_optimizer_stream *stream, uint64_t id, ms__state_tensor *state,
+                         const ms__state_update *update, ms_error *err)
 {
-    ms__state_tensor *state = stream_find(stream, id, err);
-    if (state == NULL) {
-        return MS_EINVAL;
-    }
-    int rc = ms__state_tensor_check_update(state, tensor, err);
+    int rc = ms__state_tensor_check_update(state, update->tensor, err);
     for (uint64_t i = 0; rc == MS_OK && i < state->chunk_count; i++) {
         hints_skip(stream, id, i);
-        rc = ms__state_tensor_update(&stream->slots, state, i, group, tensor, threads, err);
+        rc = ms__state_tensor_update(&stream->slots, state, i, update, err);
         if (rc == MS_OK) {
             rc = stream_read_ahead(stream, err);
         }
@@ -328,8 +324,9 @@ static int stream_update(ms_optimizer_stream *stream, uint64_t id, const ms_adam
     return rc;
 }
 
-int ms_optimizer_stream_update(ms_optimizer_stream *stream, uint64_t id, const ms_adamw_group *group,
-                               const ms_adamw_tensor *tensor, uint32_t threads, ms_error *err)
+/* Within a round. `update->tensor` NULL: the number `step` of a state of its own form. */
+static int stream_enter_update(ms_optimizer_stream *stream, uint64_t id, uint64_t step, ms__state_update update,
+                               ms_error *err)
 {
     ms_error cause = {0};
     int rc = stream_enter(stream, err);
@@ -341,12 +338,49 @@ int ms_optimizer_stream_update(ms_optimizer_stream *stream, uint64_t id, const m
         return ms_fail(err, MS_ESTATE, "optimizer state: an update outside a round");
     }
     if (stream->failure.code == MS_OK) {
-        rc = stream_update(stream, id, group, tensor, threads, &cause);
+        ms__state_tensor *state = stream_find(stream, id, &cause);
+        ms_adamw_tensor bare = {.step = step};
+        if (state != NULL) {
+            bare.weights = state->form.weights;
+            bare.moments = state->form.moments;
+            bare.count = state->form.count;
+        }
+        update.tensor = update.tensor != NULL ? update.tensor : &bare;
+        rc = state != NULL ? stream_update(stream, id, state, &update, &cause) : MS_EINVAL;
         stream_note_failure(stream, rc, &cause);
     }
     rc = stream_return_failure(stream, err);
     stream_leave(stream);
     return rc;
+}
+
+int ms_optimizer_stream_update_by(ms_optimizer_stream *stream, uint64_t id, uint64_t step, ms_optimizer_compute compute,
+                                  void *context, ms_error *err)
+{
+    return stream_enter_update(stream, id, step, (ms__state_update){.compute = compute, .context = context}, err);
+}
+
+typedef struct adamw_call {
+    const ms_adamw_group *group;
+    uint32_t threads;
+} adamw_call;
+
+static int compute_adamw(void *context, uint64_t first, const ms_adamw_tensor *part, ms_error *err)
+{
+    const adamw_call *call = context;
+    (void)first;
+    return ms_adamw_step(call->group, part, 1, call->threads, err);
+}
+
+int ms_optimizer_stream_update(ms_optimizer_stream *stream, uint64_t id, const ms_adamw_group *group,
+                               const ms_adamw_tensor *tensor, uint32_t threads, ms_error *err)
+{
+    adamw_call call = {.group = group, .threads = threads};
+    ms__state_update update = {.tensor = tensor, .compute = compute_adamw, .context = &call};
+    if (tensor->parameter == NULL || tensor->gradient == NULL) {
+        return ms_fail(err, MS_EINVAL, "optimizer state: an update lacks its parameter or its gradient");
+    }
+    return stream_enter_update(stream, id, tensor->step, update, err);
 }
 
 /* Ends a round, or an operation on a whole state. */

@@ -110,13 +110,14 @@ ms_adamw_tensor ms__record_bind(const ms_optimizer_form *form, const ms_adamw_te
     ms__record_offsets(form, elements, offsets);
     const bool is_8bit = form->moments == MS_ADAMW_MOMENTS_8BIT;
     const uint64_t begin = at * (form->weights == MS_ADAMW_FP32 ? sizeof(float) : sizeof(uint16_t));
+    unsigned char *parameter = whole->parameter, *gradient = whole->gradient;
     return (ms_adamw_tensor){
         .weights = form->weights,
         .moments = form->moments,
         .count = elements,
         .step = whole->step,
-        .parameter = (unsigned char *)whole->parameter + begin,
-        .gradient = (unsigned char *)whole->gradient + begin,
+        .parameter = parameter != NULL ? parameter + begin : NULL,
+        .gradient = gradient != NULL ? gradient + begin : NULL,
         .extra = form->weights != MS_ADAMW_FP32 ? record + offsets[MS_PART_EXTRA] : NULL,
         .exp_avg = record + offsets[MS_PART_EXP_AVG],
         .exp_avg_sq = record + offsets[MS_PART_EXP_AVG_SQ],

@@ -67,17 +67,13 @@ int ms__state_tensor_check_update(const ms__state_tensor *state, const ms_adamw_
                        "another form",
                        (unsigned long long)state->form.count, (unsigned long long)tensor->count);
     }
-    if (tensor->step == 0 || tensor->parameter == NULL || tensor->gradient == NULL) {
-        return ms_fail(err, MS_EINVAL,
-                       "optimizer state: an update lacks its number, its parameter "
-                       "or its gradient");
-    }
-    return MS_OK;
+    return tensor->step > 0 ? MS_OK : ms_fail(err, MS_EINVAL, "optimizer state: an update lacks its number");
 }
 
 int ms__state_tensor_update(ms__state_slots *slots, ms__state_tensor *state, uint64_t index,
-                            const ms_adamw_group *group, const ms_adamw_tensor *tensor, uint32_t threads, ms_error *err)
+                            const ms__state_update *update, ms_error *err)
 {
+    const ms_adamw_tensor *tensor = update->tensor;
     ms__state_chunk *chunk = &state->chunks[index];
     uint64_t elements = elements_of(state, index);
     ms__state_slot *slot = NULL;
@@ -97,8 +93,9 @@ int ms__state_tensor_update(ms__state_slots *slots, ms__state_tensor *state, uin
     if (is_new) {
         ms__record_fill_new(&state->form, elements, slot->memory);
     }
-    ms_adamw_tensor part = ms__record_bind(&state->form, tensor, index * state->chunk_elements, elements, slot->memory);
-    rc = ms_adamw_step(group, &part, 1, threads, err);
+    uint64_t first = index * state->chunk_elements;
+    ms_adamw_tensor part = ms__record_bind(&state->form, tensor, first, elements, slot->memory);
+    rc = update->compute(update->context, first, &part, err);
     if (rc != MS_OK) {
         ms__state_release(slot);
         return rc;

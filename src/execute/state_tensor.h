@@ -26,14 +26,20 @@ ms__state_tensor *ms__state_tensor_new(const ms_optimizer_form *form);
 /* Drop its chunks first. Accepts NULL. */
 void ms__state_tensor_free(ms__state_tensor *state);
 
-/* MS_EINVAL if the tensor has another form, or lacks an array for the update. */
+/* MS_EINVAL if the tensor has another form, or its update no number. */
 int ms__state_tensor_check_update(const ms__state_tensor *state, const ms_adamw_tensor *tensor, ms_error *err);
+
+/* How the arrays of a chunk are computed, and the tensor that they are bound to. */
+typedef struct ms__state_update {
+    const ms_adamw_tensor *tensor;
+    ms_optimizer_compute compute;
+    void *context;
+} ms__state_update;
 
 /* Updates a chunk and starts to write it. Does nothing if the chunk already has this update;
  * MS_ESTATE unless the update is the chunk's next. */
 int ms__state_tensor_update(ms__state_slots *slots, ms__state_tensor *state, uint64_t index,
-                            const ms_adamw_group *group, const ms_adamw_tensor *tensor, uint32_t threads,
-                            ms_error *err);
+                            const ms__state_update *update, ms_error *err);
 
 /* Fills the chunk from `source` and starts to write it. */
 int ms__state_tensor_put(ms__state_slots *slots, ms__state_tensor *state, uint64_t index, const ms_adamw_tensor *source,

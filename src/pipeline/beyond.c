@@ -155,6 +155,25 @@ static int plan_least(const ms_graph *graph, const ms_hardware *hardware, const 
     return rc;
 }
 
+int ms_pipeline_least(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, ms_plan **plan,
+                      ms_error *err)
+{
+    uint64_t need = 0;
+    ms_plan *made = NULL;
+    int rc = ms__pipeline_smallest(graph, hardware, config, &need, err);
+    if (rc == MS_OK) {
+        rc = plan_least(graph, hardware, config, need, &made, err);
+    }
+    if (rc == MS_OK) {
+        ms_pressure *pressure = &made->pressure;
+        pressure->allowed_bytes = config->memory_budget_bytes;
+        pressure->permille = ms__mul_div_up(pressure->need_bytes, 1000, ms__max_u64(pressure->allowed_bytes, 1));
+        made->over_target = true;
+        *plan = made;
+    }
+    return rc;
+}
+
 static bool same_choices(const ms_plan *a, const ms_plan *b)
 {
     bool same = a->entry_count == b->entry_count && ms_plan_step_options(a) == ms_plan_step_options(b) &&

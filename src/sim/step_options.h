@@ -25,6 +25,10 @@
 #define MS__HOST_BUFFER_BYTES (3 * MS__HOST_CHUNK_BYTES)
 #define MS__HOST_STREAM_BYTES (MS__HOST_BUFFER_BYTES + MS__HOST_CHUNK_BYTES)
 
+/* What a chunk of state on disk takes of a GPU while its parameters are updated: the chunk itself, and torch's
+ * temporaries. */
+#define MS__DISK_ON_GPU_BYTES (2 * MS__STREAM_CHUNK_BYTES)
+
 /* The most that an option may make of either. */
 #define MS__STREAM_BUFFER_MOST_BYTES ((uint64_t)1 << 30)
 
@@ -90,6 +94,9 @@ uint64_t ms__streamed_state_bytes(const ms_loop *loop);
 
 /* The time in which the disk reads and writes the state that STATE_ON_DISK moves there. */
 uint64_t ms__state_moving_ns(const ms_loop *loop, const ms_hardware *hardware);
+
+/* The bytes of temporaries of the update of parameters whose state stays on the device: in proportion to their state. */
+uint64_t ms__other_transient_bytes(const ms_loop *loop);
 
 /* `bytes` of state lie off the device, move both ways in `moving_ns`, the way down alone in `writing_ns`, through buffers
  * of `buffer_bytes`. The optimizer's step takes at least `moving_ns`. Call it before gradients are released: it reads their

@@ -36,18 +36,22 @@ static uint64_t both_ways_ns(const ms_gpu *gpu, uint64_t bytes)
     return gpu->copy_engines < 2 ? ms__add_sat(up_ns, down_ns(gpu, bytes)) : ms__max_u64(up_ns, down_ns(gpu, bytes));
 }
 
-/* The temporaries of the other parameters' update stay; they are in proportion to their state. */
+uint64_t ms__other_transient_bytes(const ms_loop *loop)
+{
+    uint64_t all = ms__max_u64(loop->optimizer_state_bytes, 1);
+    return ms__mul_div(loop->optimizer_transient_bytes, all - ms__min_u64(ms__streamed_state_bytes(loop), all), all);
+}
+
 static int state_on_host_apply(const ms_hardware *hardware, ms__step *step)
 {
     const ms_gpu *gpu = ms_hardware_gpu(hardware);
     ms_loop *loop = &step->graph->loop;
-    uint64_t bytes = ms__streamed_state_bytes(loop), all = ms__max_u64(loop->optimizer_state_bytes, 1);
+    uint64_t bytes = ms__streamed_state_bytes(loop);
     if (gpu != NULL) {
         ms__step_move_state(step, bytes, both_ways_ns(gpu, bytes), down_ns(gpu, bytes), MS__HOST_BUFFER_BYTES);
     }
+    loop->optimizer_transient_bytes = ms__add_sat(ms__other_transient_bytes(loop), MS__HOST_STREAM_BYTES);
     loop->optimizer_state_bytes -= bytes;
-    uint64_t others = ms__mul_div(loop->optimizer_transient_bytes, loop->optimizer_state_bytes, all);
-    loop->optimizer_transient_bytes = ms__add_sat(others, MS__HOST_STREAM_BYTES);
     step->tier_bytes[MS__HOST_TIER] = ms__add_sat(step->tier_bytes[MS__HOST_TIER], bytes);
     return MS_OK;
 }

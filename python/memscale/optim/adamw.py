@@ -212,8 +212,8 @@ class AdamW(torch.optim.AdamW):
         return first is not None and _state.is_traced(first)
 
     def _choose(self, index: int, group: dict[str, Any]) -> tuple[list[torch.Tensor], ...]:
-        """The parameters with gradients in four lists: torch updates the first, C the next two, of which the second
-        has its states on disk. Torch updates the last, whose states are in host memory."""
+        """The parameters with gradients in four lists: torch updates the first, C the second. The third has its states
+        on disk, the last in host memory while the parameters are on a GPU."""
         theirs: list[torch.Tensor] = []
         ours: list[torch.Tensor] = []
         streamed: list[torch.Tensor] = []
@@ -226,11 +226,14 @@ class AdamW(torch.optim.AdamW):
                 if self._place.is_hosted(self.state, p, group):
                     self._place.check_layout(self.state, p, group, name)
                     hosted.append(p)
-                elif not _state.is_ours(p, group):
-                    theirs.append(p)
-                else:
+                elif self._place.is_streamed(self.state, p, group):
                     self._place.check_layout(self.state, p, group, name)
-                    (streamed if self._place.is_streamed(self.state, p, group) else ours).append(p)
+                    streamed.append(p)
+                elif _state.is_ours(p, group):
+                    self._place.check_layout(self.state, p, group, name)
+                    ours.append(p)
+                else:
+                    theirs.append(p)
         return theirs, ours, streamed, hosted
 
     # ---- inside backward -----------------------------------------------------------------
@@ -244,15 +247,15 @@ class AdamW(torch.optim.AdamW):
             place.check_layout(self.state, p, group, name)
             place.update_hosted(self, group, [p])
             return
-        if not _state.is_ours(p, group):
-            update_by_torch(self, {**group, "params": [p]})
-            return
-        place.check_layout(self.state, p, group, name)
         if place.is_streamed(self.state, p, group):
+            place.check_layout(self.state, p, group, name)
             place.update_in_backward(self, group, p, self._releasing.order)
-        else:
+        elif _state.is_ours(p, group):
+            place.check_layout(self.state, p, group, name)
             make_states(self.state, group, [p], place.form)
             update_by_c(self, group, [p])
+        else:
+            update_by_torch(self, {**group, "params": [p]})
 
     def _backward_failed(self, error: BaseException) -> None:
         self._place.interrupt(error, can_be_finished=False)

@@ -2,7 +2,8 @@
 
 It maps parameters to the states of `_core.OptimizerStream`, and turns states into tensors again. Of parameters that
 are divided among ranks it has the states of this rank's parts. C decides when to read, compute and write; see
-memscale/optimizer_stream.h.
+memscale/optimizer_stream.h. State of parameters on a GPU goes to the card and back a chunk at a time, and torch's own
+operators update it there.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import mmap
 import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,12 +20,13 @@ from .. import _core
 from ..base.divided import part_of
 from ..errors import MemScaleError
 from . import state as _state
-from .memory_update import Hyperparameters
+from .memory_update import Hyperparameters, gradient_part, run_adamw
 
 # The names of a state's arrays in C's order, for fp32 and for 8-bit states.
 _FULL = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", None, None, None)
 _QUANTIZED = ("exp_avg_8bit", "exp_avg_sq_8bit", None, None, "exp_avg_absmax", "exp_avg_sq_absmax")
 _EXTRA = 3
+_WORD = 4
 _NO_ADDRESSES = (0,) * 6
 
 
@@ -37,6 +39,24 @@ class _Pages(mmap.mmap):
             self._lent = _core.streamed_lend(address, len(self))  # freed before the map, with the attributes
 
 
+class _Held(NamedTuple):
+    """A state on disk, as the stream has it.
+
+    Attributes:
+        number: the stream's.
+        weights, moments: codes of ms_adamw_tensor.
+        elements: the stream's. A moment of a parameter on a GPU has the parameter's type; the stream has it as 32-bit
+            words.
+        dtype: of moments that are no codes.
+    """
+
+    number: int
+    weights: int
+    moments: int
+    elements: int
+    dtype: torch.dtype
+
+
 class DiskState:
     """The states of one optimizer on disk.
 
@@ -46,14 +66,18 @@ class DiskState:
 
     Raises:
         ConfigError: the directory or the cap can't be used.
+
+    Attributes:
+        in_round: whether a round of updates has begun and not ended.
+        is_torn: whether an update on a GPU has failed between parameter and state: the round can't be repeated.
     """
 
     def __init__(self, directory: str | None, cap_gb: float | None) -> None:
         self._stream = _core.OptimizerStream(directory, cap_gb)
-        self._states: dict[torch.Tensor, tuple[int, int, int]] = {}  # id, weights, moments
+        self._states: dict[torch.Tensor, _Held] = {}
         self._layouts: dict[torch.Tensor, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         self._updated: dict[torch.Tensor, None] = {}  # parameters updated since the last successful round
-        self.in_round = False
+        self.in_round = self.is_torn = False
 
     def __contains__(self, p: torch.Tensor) -> bool:
         return p in self._states
@@ -78,17 +102,22 @@ class DiskState:
 
     def add(self, p: torch.Tensor, amsgrad: bool, state_bits: int, bf16: str) -> None:
         """Makes the state of a parameter before its first step."""
-        weights = _state.FP32
-        if p.dtype is torch.bfloat16:
-            weights = _state.BF16_MASTER if bf16 == "master" else _state.BF16_SPLIT
-        moments, part = int(_state.moments_are_8bit(p, state_bits)), part_of(p)
-        self._states[p] = (self._stream.add(weights, moments, amsgrad, part.numel()), weights, moments)
+        part = part_of(p)
+        weights, moments, count, dtype = _state.FP32, 0, part.numel(), torch.float32
+        if not _state.is_on_host(p):
+            count, dtype = -(-part.nbytes // _WORD), p.dtype
+        else:
+            moments = int(_state.moments_are_8bit(p, state_bits))
+            if p.dtype is torch.bfloat16:
+                weights = _state.BF16_MASTER if bf16 == "master" else _state.BF16_SPLIT
+        number = self._stream.add(weights, moments, amsgrad, count)
+        self._states[p] = _Held(number, weights, moments, count, dtype)
         self._layouts[p] = tuple(part.shape), tuple(part.stride())
 
     def remove(self, p: torch.Tensor) -> None:
         """Deletes the parameter's state, if there is one."""
         if p in self._states:
-            self._stream.remove(self._states.pop(p)[0])
+            self._stream.remove(self._states.pop(p).number)
             del self._layouts[p]
 
     def layout_of(self, p: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -96,18 +125,23 @@ class DiskState:
         return self._layouts[p]
 
     def put(self, p: torch.Tensor, values: dict[str, Any], state_bits: int, bf16: str) -> None:
-        """Writes a state from memory, in a form that `state.adapt()` returns.
+        """Writes a state from memory, in a form that `state.adapt()` returns; of a parameter on a GPU, from any device.
 
         Raises:
             OffloadError: the state could not be written; the parameter then has none.
         """
         self.remove(p)
         self.add(p, "max_exp_avg_sq" in values, state_bits, bf16)
+        held, part = self._states[p], part_of(p)
+        if not _state.is_on_host(p):
+            moments = {name: self._in_words(p, value) for name, value in values.items() if name in _FULL}
+            values = {**values, **moments}
         # C reads only the state's own addresses, so the parameter stands in for the gradient.
-        part = part_of(p)
         fields = _state.addresses(part, part, {**values, "step": values["step"] - 1})
+        if not _state.is_on_host(p):
+            fields = (held.weights, held.moments, held.elements, *fields[3:])
         try:
-            self._stream.put(self._states[p][0], fields)
+            self._stream.put(held.number, fields)
         except BaseException:
             self.remove(p)
             raise
@@ -124,17 +158,24 @@ class DiskState:
         with tempfile.TemporaryFile(dir=self._stream.dir()) as file:
             file.truncate(total)
             for p, offsets in layout.items():
-                self._stream.export(self._states[p][0], file.fileno(), offsets)
+                self._stream.export(self._states[p].number, file.fileno(), offsets)
             pages = _Pages(file.fileno(), total)
             pages.stream()
         return {p: _state.as_held(p, self._tensors(p, pages, offsets)) for p, offsets in layout.items()}
 
+    def _in_words(self, p: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """A moment in host memory, in the layout of a parameter on a GPU, padded to whole words."""
+        held = self._states[p]
+        flat = torch.zeros(held.elements * _WORD // held.dtype.itemsize, dtype=held.dtype, device="cpu")
+        flat.as_strided(*self._layouts[p]).copy_(value)
+        return flat
+
     def names(self, p: torch.Tensor) -> tuple[str | None, ...]:
         """The names of the parameter's arrays in C's order; None for arrays that its state lacks."""
-        number, weights, moments = self._states[p]
-        names = list(_QUANTIZED if moments else _FULL)
-        names[_EXTRA] = (None, "master", "low")[weights]
-        sizes = self._stream.part_bytes(number)
+        held = self._states[p]
+        names = list(_QUANTIZED if held.moments else _FULL)
+        names[_EXTRA] = (None, "master", "low")[held.weights]
+        sizes = self._stream.part_bytes(held.number)
         return tuple(name if size else None for name, size in zip(names, sizes, strict=True))
 
     def _layout(self, params: list[torch.Tensor]) -> tuple[dict[torch.Tensor, tuple[int | None, ...]], int]:
@@ -143,7 +184,7 @@ class DiskState:
         end = 0
         for p in params:
             offsets: list[int | None] = []
-            for size in self._stream.part_bytes(self._states[p][0]):
+            for size in self._stream.part_bytes(self._states[p].number):
                 offsets.append(end if size else None)
                 end += -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
             layout[p] = tuple(offsets)
@@ -151,11 +192,11 @@ class DiskState:
 
     def _tensors(self, p: torch.Tensor, pages: _Pages, offsets: tuple[int | None, ...]) -> dict[str, torch.Tensor]:
         made = {}
-        elements = part_of(p).numel()
+        elements, moments = part_of(p).numel(), self._states[p].dtype
         for name, offset in zip(self.names(p), offsets, strict=True):
             if name is None or offset is None:
                 continue
-            dtype, is_scales = dtype_of(name), name.endswith("_absmax")
+            dtype, is_scales = moments if name in _FULL else _dtype_of(name), name.endswith("_absmax")
             count = -(-elements // _state.BLOCK) if is_scales else elements
             flat = torch.frombuffer(pages, dtype=dtype, count=count, offset=offset)
             made[name] = flat if is_scales else flat.as_strided(*self._layouts[p])
@@ -165,16 +206,42 @@ class DiskState:
 
     def begin(self, params: Iterable[torch.Tensor]) -> None:
         """Begins a round of updates, which are expected in this order."""
-        self.in_round = True
-        self._stream.begin([self._states[p][0] for p in params if p in self._states])
+        self.in_round, self.is_torn = True, False
+        self._stream.begin([self._states[p].number for p in params if p in self._states])
 
     def update(self, p: torch.Tensor, gradient: torch.Tensor, step: int, hyperparameters: Hyperparameters) -> None:
         """Makes the `step`-th update of a parameter. The gradient must have the parameter's layout in memory; of a
         divided one both are parts."""
-        number, weights, moments = self._states[p]
-        part = part_of(p)
-        fields = (weights, moments, part.numel(), step, part.data_ptr(), gradient.data_ptr(), *_NO_ADDRESSES)
-        self._stream.update(number, fields, *hyperparameters, torch.get_num_threads())
+        held, part = self._states[p], part_of(p)
+        fields = (held.weights, held.moments, held.elements, step, part.data_ptr(), gradient.data_ptr(), *_NO_ADDRESSES)
+        self._stream.update(held.number, fields, *hyperparameters, torch.get_num_threads())
+        self._updated[p] = None
+
+    def update_on_device(self, optimizer: Any, group: dict[str, Any], p: torch.Tensor) -> None:
+        """Makes the next update of a parameter on a GPU. The host waits for the card at each chunk.
+
+        Raises:
+            Exception: torch's, such as no memory; see `is_torn`.
+        """
+        held, step = self._states[p], optimizer.state[p]["step"]
+        parameter, gradient = _state.flat(part_of(p).detach()), _state.flat(gradient_part(p))
+        size = parameter.element_size()
+
+        def compute(first: int, views: tuple[memoryview, ...]) -> None:
+            begin = first * _WORD // size
+            end = min(begin + len(views[0]) // size, parameter.numel())
+            moments = [torch.frombuffer(view, dtype=held.dtype, count=end - begin) for view in views]
+            try:
+                now = [moment.to(parameter.device) for moment in moments]
+                row = [[parameter[begin:end]], [gradient[begin:end]], *([moment] for moment in now)]
+                self.is_torn = True
+                run_adamw(optimizer, group, [*row, *([] for _ in range(5 - len(row))), [step.clone()]])
+                _copy_back(moments, now)
+                self.is_torn = False
+            finally:
+                moments.clear()  # a traceback must not hold memory that the stream frees
+
+        self._stream.update_by(held.number, int(step) + 1, compute)
         self._updated[p] = None
 
     def end(self) -> list[torch.Tensor]:
@@ -205,8 +272,13 @@ class DiskState:
         self._updated.clear()
 
 
-def dtype_of(name: str) -> torch.dtype:
-    """The dtype of an array of a state."""
+def _copy_back(moments: list[torch.Tensor], updated: list[torch.Tensor]) -> None:
+    for moment, value in zip(moments, updated, strict=True):
+        moment.copy_(value)
+
+
+def _dtype_of(name: str) -> torch.dtype:
+    """The dtype of an array of a state that is no moment."""
     if name.endswith("_8bit"):
         return torch.uint8
     return torch.int16 if name == "low" else torch.float32

@@ -28,6 +28,7 @@ __all__ = ["StatePlace", "disk_options"]
 _log = logging.getLogger("memscale")
 
 _States = dict[Any, Any]
+_ARRAYS = _state.KNOWN - {"step"}
 _Group = dict[str, Any]
 
 
@@ -74,7 +75,8 @@ class StatePlace:
 
     def belongs_on_disk(self, p: torch.Tensor, group: _Group) -> bool:
         """Whether a new state of the parameter would be made on disk."""
-        return self.options is not None and _state.is_ours(p, group) and _is_large(p)
+        can_stream = _state.is_ours(p, group) or can_be_hosted(p, group)
+        return self.options is not None and can_stream and _is_large(p)
 
     def is_hosted(self, states: _States, p: torch.Tensor, group: _Group) -> bool:
         """Whether an update finds its state in host memory, or makes it there, while the parameter is on a GPU."""
@@ -128,29 +130,22 @@ class StatePlace:
     def adopt(self, states: _States, p: torch.Tensor, given: dict[str, Any], group: _Group) -> None:
         """Stores a state of any form where it belongs."""
         form = self.form.of(group)
-        if self.host is not None:
-            self.host.remove(p)
-        if given and self.belongs_on_host(p, group):
-            states[p] = self._adopt_on_host(p, _state.full_precision(given), group)
-            return
-        if given and self.belongs_on_disk(p, group):
-            values = _state.adapt(p, given, group, *form, copies=False)
-            self._made_disk().put(p, values, *form)
-            arrays = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "low", "master", *_state.QUANTIZED}
-            states[p] = {name: value for name, value in values.items() if name not in arrays}
-        else:
-            if self.disk is not None:
-                self.disk.remove(p)
+        for away in (self.disk, self.host):
+            if away is not None:
+                away.remove(p)
+        on_host = self.belongs_on_host(p, group)
+        if not (given and (on_host or self.belongs_on_disk(p, group))):
             states[p] = _state.as_held(p, _state.adapt(p, given, group, *form))
-
-    def _adopt_on_host(self, p: torch.Tensor, full: dict[str, Any], group: _Group) -> dict[str, Any]:
-        """Moves the moments; returns what stays in the optimizer's own state."""
-        moments = {name: full[name] for name in _state.MOMENTS}
-        if group["amsgrad"]:
-            moments["max_exp_avg_sq"] = full.get("max_exp_avg_sq", full["exp_avg_sq"])
-        self._made_host().put(p, _state.parts_of(moments))
-        kept = {name: value for name, value in full.items() if name not in _state.KNOWN}
-        return {"step": _state.step_tensor(full["step"]), **kept}
+            return
+        if _state.is_ours(p, group):
+            values = _state.adapt(p, given, group, *form, copies=False)
+        else:
+            values = _for_device(_state.full_precision(given), group)
+        if on_host:
+            self._made_host().put(p, values)
+        else:
+            self._made_disk().put(p, values, *form)
+        states[p] = {name: value for name, value in values.items() if name not in _ARRAYS}
 
     def take(self, states: _States, p: torch.Tensor) -> dict[str, Any]:
         """Removes the parameter's state from the optimizer and returns it."""
@@ -222,7 +217,7 @@ class StatePlace:
             updated = disk.end()
         except BaseException as error:
             disk.rest()
-            self.interrupt(error)
+            self.interrupt(error, can_be_finished=not disk.is_torn)
             raise
         self.interrupted = None
         for p in updated:
@@ -278,6 +273,9 @@ class StatePlace:
                 self._made_disk().add(p, group["amsgrad"], *self.form.of(group))
 
     def _update(self, disk: DiskState, optimizer: torch.optim.Optimizer, group: _Group, p: torch.Tensor) -> None:
+        if not _state.is_on_host(p):
+            disk.update_on_device(optimizer, group, p)
+            return
         gradient = gradient_part(p)
         disk.update(p, gradient, int(optimizer.state[p]["step"]) + 1, hyperparameters(optimizer, group))
         put_unscaled(optimizer, p, gradient)
@@ -345,7 +343,7 @@ class StatePlace:
     def _may_be_planned(self, p: torch.Tensor, group: _Group) -> bool:
         if _state.is_ours(p, group):
             return not self.is_owners_wish and _is_large(p)
-        return not self.is_owners_host and can_be_hosted(p, group)
+        return not (self.is_owners_host or self.is_owners_wish) and can_be_hosted(p, group)
 
     def planned_bytes(self) -> int:
         """Bytes of state that a plan moved away."""
@@ -380,11 +378,11 @@ class StatePlace:
         try:
             for group in optimizer.param_groups:
                 for p in group["params"]:
-                    is_away = self._holds(p) or self._hosts(p)
-                    belongs_away = self.belongs_on_disk(p, group) or self.belongs_on_host(p, group)
-                    if states.get(p) and is_away != belongs_away:
-                        kept = states[p] if not is_away else self.take(states, p)
-                        self.adopt(states, p, kept, group)
+                    on_host = self.belongs_on_host(p, group)
+                    on_disk = self.belongs_on_disk(p, group) and not on_host
+                    if states.get(p) and (self._hosts(p), self._holds(p)) != (on_host, on_disk):
+                        is_away = self._hosts(p) or self._holds(p)
+                        self.adopt(states, p, self.take(states, p) if is_away else states[p], group)
         except OffloadError as error:
             # The state that could not be written is still in memory and is used from there.
             _log.warning("optimizer state stays in memory: %s", error)
@@ -393,6 +391,16 @@ class StatePlace:
             self.disk = None
         if not self.on_host and self.host is not None and not self.host:
             self.host = None
+
+
+def _for_device(full: dict[str, Any], group: _Group) -> dict[str, Any]:
+    """A state as torch has it for a parameter on a GPU, with this rank's parts, wherever they lie."""
+    values = {**_state.parts_of(full), "step": _state.step_tensor(full["step"])}
+    if group["amsgrad"]:
+        values.setdefault("max_exp_avg_sq", values["exp_avg_sq"])
+    else:
+        values.pop("max_exp_avg_sq", None)
+    return {name: value for name, value in values.items() if name not in ("low", "master")}
 
 
 def _is_large(p: torch.Tensor) -> bool:

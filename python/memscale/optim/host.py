@@ -229,7 +229,7 @@ class HostState:
     def _update_alike(
         self, lane: _Lane, optimizer: torch.optim.AdamW, group: dict[str, Any], params: list[torch.Tensor]
     ) -> None:
-        flat = {p: (_flat(part_of(p).detach()), _flat(gradient_part(p))) for p in params}
+        flat = {p: (_state.flat(part_of(p).detach()), _state.flat(gradient_part(p))) for p in params}
         arrays = len(self._moments[params[0]])
         loads = _loads(params, _core.optimizer_host_elements(arrays, params[0].dtype.itemsize))
         filled = [self._fill(lane, load) for load in loads[: lane.ahead]]
@@ -319,11 +319,6 @@ def _by_form(params: list[torch.Tensor], moments: dict[torch.Tensor, Any]) -> li
     for p in params:
         found.setdefault((p.device, p.dtype, len(moments[p])), []).append(p)
     return list(found.values())
-
-
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements of a dense tensor in the order of memory."""
-    return tensor.as_strided((tensor.numel(),), (1,))
 
 
 def _as_laid_out(flat: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:

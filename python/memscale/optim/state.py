@@ -58,12 +58,22 @@ def is_ours(p: torch.Tensor, group: dict[str, Any]) -> bool:
     """Whether C updates this parameter: a plain dense fp32 or bf16 tensor in host memory, or such a part of one."""
     part = part_of(p)
     return (
-        part.device.type == "cpu"
+        is_on_host(p)
         and part.dtype in (torch.float32, torch.bfloat16)
         and is_plain(part)
         and not group["differentiable"]
         and is_dense(part)
     )
+
+
+def is_on_host(p: torch.Tensor) -> bool:
+    """Whether a parameter, or this rank's part of it, lies in host memory."""
+    return part_of(p).device.type == "cpu"
+
+
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements of a dense tensor in the order of memory."""
+    return tensor.as_strided((tensor.numel(),), (1,))
 
 
 def is_plain(tensor: torch.Tensor) -> bool:

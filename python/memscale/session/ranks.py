@@ -276,8 +276,7 @@ class RankedSession(Session):
             "compared with the budget",
             error,
         )
-        graph = self._graphs[signature]
-        text, _ = _core.plan_beyond(graph, graph, self.hardware_json, self._planned_for, 0, 0, None)
+        text = _core.plan_least(self._graphs[signature], self.hardware_json, self._planned_for)
         plan = self._plans[signature] = ExecutionPlan(text, self.hardware_json)
         return plan
 

@@ -72,6 +72,67 @@ static void updates_may_come_in_another_order_than_expected(void **state)
     twins_close(twins, stream);
 }
 
+/* A caller that updates its own parameter, and fails once at a stretch. */
+typedef struct own_arithmetic {
+    const twin *t;
+    uint64_t fails_at; /* an element of the stretch; UINT64_MAX: none */
+    uint64_t computed; /* elements */
+} own_arithmetic;
+
+static int compute_own(void *context, uint64_t first, const ms_adamw_tensor *part, ms_error *err)
+{
+    own_arithmetic *own = context;
+    assert_null(part->parameter);
+    assert_null(part->gradient);
+    if (first == own->fails_at) {
+        own->fails_at = UINT64_MAX;
+        return ms_fail(err, MS_ENOMEM, "no room on the card");
+    }
+    ms_adamw_tensor bound = *part;
+    bound.parameter = (float *)own->t->disk.parameter + first;
+    bound.gradient = (float *)own->t->disk.gradient + first;
+    own->computed += part->count;
+    return ms_adamw_step(&twin_group, &bound, 1, 1, err);
+}
+
+static int step_by(ms_optimizer_stream *stream, own_arithmetic *own, uint64_t step, ms_error *err)
+{
+    assert_ms_ok(ms_optimizer_stream_begin(stream, &own->t->id, 1, err), *err);
+    (void)ms_optimizer_stream_update_by(stream, own->t->id, step, compute_own, own, err);
+    return ms_optimizer_stream_end(stream, err);
+}
+
+static void the_callers_arithmetic_has_the_bits_of_memory_and_may_fail(void **state)
+{
+    (void)state;
+    ms_error err = {0};
+    ms_optimizer_stream *stream = twin_stream(UINT64_MAX);
+    twin t;
+    ms_optimizer_form form = {.has_max_exp_avg_sq = true, .count = 2 * BIG};
+    twin_open(&t, stream, form, 3);
+    for (uint64_t step = 1; step <= 3; step++) {
+        own_arithmetic own = {.t = &t, .fails_at = UINT64_MAX};
+        twin_step_memory(&t, step);
+        if (step == 2) { /* at the second stretch: the first one has its update, and is not computed again */
+            uint64_t chunk_elements = MS_OPTIMIZER_CHUNK_BYTES / (3 * sizeof(float)) / 1024 * 1024;
+            own.fails_at = chunk_elements;
+            assert_ms_fails(step_by(stream, &own, step, &err), MS_ENOMEM, err, "no room on the card");
+            assert_int_equal(own.computed, chunk_elements);
+        }
+        assert_ms_ok(step_by(stream, &own, step, &err), err);
+        assert_int_equal(own.computed, 2 * BIG);
+        twin_assert_parameters(&t);
+        twin_assert_state(stream, &t);
+    }
+    own_arithmetic own = {.t = &t, .fails_at = UINT64_MAX};
+    assert_ms_fails(ms_optimizer_stream_update_by(stream, t.id, 4, compute_own, &own, &err), MS_ESTATE, err,
+                    "outside a round");
+    assert_ms_fails(step_by(stream, &own, 0, &err), MS_EINVAL, err, "lacks its number");
+    assert_ms_fails(step_by(stream, &own, 5, &err), MS_ESTATE, err, "update 5 was asked for after update 3");
+    ms_optimizer_stream_close(stream);
+    twin_close(&t);
+}
+
 static void a_replaced_state_continues(void **state)
 {
     (void)state;
@@ -535,6 +596,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(every_form_has_the_bits_of_memory),
         TEST(updates_may_come_in_another_order_than_expected),
+        TEST(the_callers_arithmetic_has_the_bits_of_memory_and_may_fail),
         TEST(a_replaced_state_continues),
         TEST(arrays_that_a_replacement_lacks_get_their_first_values),
         TEST(an_export_skips_arrays_that_have_no_place),

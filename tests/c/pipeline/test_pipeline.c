@@ -234,6 +234,25 @@ static void plan_beyond(const pipeline *f, const ms_beyond *step, ms_plan **plan
     assert_ms_ok(ms_pipeline_beyond(step, f->hardware, &f->config, plan, line, &err), err);
 }
 
+/* Where a budget may be kept though nothing fits, the smallest plan is measured against it. */
+static void the_least_plan_is_that_of_the_smallest_budget_and_keeps_the_callers(void **state)
+{
+    pipeline *f = *state;
+    ms_error err = {0};
+    ms_plan *refused = NULL, *fitting = NULL, *least = NULL;
+    f->config.memory_budget_bytes = 100 * MIB;
+    assert_int_equal(ms_pipeline_plan(f->graph, f->hardware, &f->config, &refused, &err), MS_EINFEASIBLE);
+    uint64_t smallest = err.hint_bytes;
+    assert_ms_ok(ms_pipeline_least(f->graph, f->hardware, &f->config, &least, &err), err);
+    assert_int_equal(least->pressure.allowed_bytes, 100 * MIB);
+    assert_true(least->over_target && least->pressure.permille > 1000);
+    f->config.memory_budget_bytes = smallest;
+    assert_ms_ok(ms_pipeline_plan(f->graph, f->hardware, &f->config, &fitting, &err), err);
+    assert_true(least->replay.peak_bytes + least->reserve_bytes <= smallest);
+    ms_plan_free(fitting);
+    ms_plan_free(least);
+}
+
 /* A shape that fits no plan gets its smallest, and a line that says how far it goes. */
 static void a_shape_beyond_the_budget_gets_its_smallest_plan(void **state)
 {
@@ -343,6 +362,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(packed_masks_fit_budgets_that_nothing_else_fits, pipeline_open, pipeline_close),
         cmocka_unit_test(the_cache_gets_a_margin_if_the_budget_has_room),
         cmocka_unit_test(packed_masks_stay_within_the_budget),
+        cmocka_unit_test_setup_teardown(the_least_plan_is_that_of_the_smallest_budget_and_keeps_the_callers,
+                                        pipeline_open, pipeline_close),
         cmocka_unit_test_setup_teardown(a_shape_beyond_the_budget_gets_its_smallest_plan, pipeline_open,
                                         pipeline_close),
         cmocka_unit_test_setup_teardown(a_loop_beyond_the_budget_is_told_what_it_holds, pipeline_open, pipeline_close),

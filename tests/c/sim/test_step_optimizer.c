@@ -432,8 +432,28 @@ static void rules_name_the_reason(void **state)
     f->graph->loop.gradients_releasable = false;
     assert_int_equal(rule_of(f, MS_STEP_STATE_ON_DISK), MS_RULE_OTHER_OPTIMIZER);
     assert_int_equal(rule_of(f, MS_STEP_GRADIENT_RELEASE), MS_RULE_OTHER_OPTIMIZER);
-    f->hardware->device = 0;
-    assert_int_equal(rule_of(f, MS_STEP_STATE_ON_DISK), MS_RULE_HOST_ONLY);
+}
+
+/* Host memory is faster than a disk. */
+static void a_gpus_state_lies_on_disk_if_host_memory_has_no_room(void **state)
+{
+    fixture *f = *state;
+    train_on_a_gpu(f, 2);
+    f->hardware->disk.free_bytes = UINT64_C(1) << 40;
+    f->hardware->ram.total_bytes = f->hardware->ram.available_bytes = UINT64_C(1) << 40;
+    assert_int_equal(rule_of(f, MS_STEP_STATE_ON_HOST), MS_RULE_PRESSURE);
+    assert_int_equal(rule_of(f, MS_STEP_STATE_ON_DISK), MS_RULE_HOST_HAS_ROOM);
+    f->config.max_cpu_offload_bytes = STATE - 1;
+    assert_int_equal(rule_of(f, MS_STEP_STATE_ON_HOST), MS_RULE_HOST_CAP);
+    assert_int_equal(rule_of(f, MS_STEP_STATE_ON_DISK), MS_RULE_PRESSURE);
+    ms_replay without = fixture_simulate(f, keep, 0), with = fixture_simulate(f, keep, disk_bit);
+    assert_in_range(without.peak_live_bytes - with.peak_live_bytes, STATE - MS__DISK_ON_GPU_BYTES,
+                    STATE - MS__DISK_ON_GPU_BYTES + 4 * MIB);
+    uint64_t added_ns = with.step_ns - without.step_ns;
+    assert_in_range(added_ns, 2 * STATE - 1000000, 2 * STATE); /* 1 GB/s each way */
+    assert_int_equal(with.tier_peak_bytes[1] + with.tier_peak_bytes[2], STATE + MS__STREAM_BUFFER_BYTES);
+    f->hardware->disk.dir[0] = '\0';
+    assert_int_equal(rule_of(f, MS_STEP_STATE_ON_DISK), MS_RULE_NO_DISK);
 }
 
 static void the_optimizers_abilities_survive_the_round_trip(void **state)
@@ -598,6 +618,7 @@ int main(void)
         TEST(a_gradient_stays_until_the_last_node_adds_to_it),
         TEST(buffer_bytes_equal_the_streams),
         TEST(rules_name_the_reason),
+        TEST(a_gpus_state_lies_on_disk_if_host_memory_has_no_room),
         TEST(the_optimizers_abilities_survive_the_round_trip),
         TEST(the_callers_choices_are_part_of_every_step),
         TEST(needed_gradients_are_kept),

@@ -232,11 +232,6 @@ static PyObject *loss_backward_end(PyObject *self, PyObject *const *args, Py_ssi
     return tell_two(self, args, count, "loss_backward_end", ms_trace_loss_backward_end);
 }
 
-static PyObject *final_gradient(PyObject *self, PyObject *key)
-{
-    return ms_ext_trace_tell_one(self, key, "key", ms_trace_final);
-}
-
 static PyObject *head(PyObject *self, PyObject *key)
 {
     return ask_one(self, key, ms_trace_head);
@@ -401,17 +396,18 @@ static PyMethodDef trace_methods[] = {
                   "Begins a phase: forward, loss, backward, optimizer or done."),
     MS_EXT_METHOD("loss_outside", loss_outside, METH_NOARGS, "/", "() -> None",
                   "Reports that the caller computes the loss outside the model."),
-    MS_EXT_METHOD("own_optimizer", ms_ext_trace_own_optimizer, METH_VARARGS,
-                  "stream_bytes, released, streamed, gradients_needed, /", "(int, bool, bool, bool) -> None",
-                  "Reports memscale's own optimizer. Its owner has it update in backward if `released`, from disk if "
-                  "`streamed`; no plan does if a step needs all gradients at once."),
+    MS_EXT_METHOD("own_optimizer", ms_ext_trace_own_optimizer, METH_VARARGS, "stream_bytes, released, streamed, /",
+                  "(int, bool, bool) -> None",
+                  "Reports memscale's optimizer, by its owner's wish `released` in backward, `streamed` from disk."),
+    MS_EXT_METHOD("gradients_needed", ms_ext_trace_gradients_needed, METH_NOARGS, "/", "() -> None",
+                  "Reports that a step needs all gradients at once."),
     MS_EXT_METHOD("loss", loss, METH_O, "key, /", "(int) -> int",
                   "Begins a cross entropy of these logits; returns its number, 0 if it can't be marked."),
     MS_EXT_METHOD("loss_end", loss_end, METH_O, "head, /", "(int) -> None", "Ends the cross entropy of this number."),
     MS_EXT_METHOD("loss_backward", loss_backward, METH_O, "head, /", "(int) -> None", "Begins that loss's backward."),
     MS_EXT_METHOD("loss_backward_end", MS_EXT_FAST(loss_backward_end), METH_FASTCALL, "head, key, /",
                   "(int, int) -> None", "Ends the cross entropy's backward; `key` is the gradient of the logits."),
-    MS_EXT_METHOD("final", final_gradient, METH_O, "key, /", "(int) -> None",
+    MS_EXT_METHOD("final", ms_ext_trace_final_gradient, METH_O, "key, /", "(int) -> None",
                   "Reports in backward that this gradient is complete."),
     MS_EXT_METHOD("head", head, METH_O, "key, /", "(int) -> int",
                   "Marks a linear layer that just made possible logits; returns its number, 0 if it can't be marked."),

@@ -26,6 +26,8 @@ PyObject *ms_ext_trace_moves(PyObject *self, PyObject *bytes);
 PyObject *ms_ext_trace_made(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *ms_ext_trace_wrote(PyObject *self, PyObject *key);
 PyObject *ms_ext_trace_own_optimizer(PyObject *self, PyObject *args);
+PyObject *ms_ext_trace_final_gradient(PyObject *self, PyObject *key);
+PyObject *ms_ext_trace_gradients_needed(PyObject *self, PyObject *args);
 PyObject *ms_ext_trace_expect_adamw(PyObject *self, PyObject *args);
 PyObject *ms_ext_trace_made_state(PyObject *self, PyObject *bytes);
 

@@ -1,5 +1,5 @@
 /*
- * The tracer's methods that report the optimizer. The table in trace.c lists them.
+ * The tracer's methods that report the optimizer and when it may use gradients. The table in trace.c lists them.
  */
 #include "memscale/optimizer.h"
 #include "trace_ext.h"
@@ -7,13 +7,25 @@
 PyObject *ms_ext_trace_own_optimizer(PyObject *self, PyObject *args)
 {
     unsigned long long stream_bytes;
-    int released, streamed, needed;
+    int released, streamed;
     ms_error err;
-    if (!PyArg_ParseTuple(args, "Kppp:own_optimizer", &stream_bytes, &released, &streamed, &needed)) {
+    if (!PyArg_ParseTuple(args, "Kpp:own_optimizer", &stream_bytes, &released, &streamed)) {
         return NULL;
     }
-    int rc = ms_trace_own_optimizer(trace_of(self), stream_bytes, released != 0, streamed != 0, needed != 0, &err);
+    int rc = ms_trace_own_optimizer(trace_of(self), stream_bytes, released != 0, streamed != 0, &err);
     return ms_ext_none_or_raise(rc, &err);
+}
+
+PyObject *ms_ext_trace_final_gradient(PyObject *self, PyObject *key)
+{
+    return ms_ext_trace_tell_one(self, key, "key", ms_trace_final);
+}
+
+PyObject *ms_ext_trace_gradients_needed(PyObject *self, PyObject *args)
+{
+    (void)args;
+    ms_error err;
+    return ms_ext_none_or_raise(ms_trace_gradients_needed(trace_of(self), &err), &err);
 }
 
 PyObject *ms_ext_trace_expect_adamw(PyObject *self, PyObject *args)

@@ -75,9 +75,11 @@ MS_API int ms_trace_optimizer_unknown(ms_trace *trace, ms_error *err);
 
 /* Reports an optimizer of memscale: `stream_bytes` of its state can lie on disk, and it can update parameters in
  * backward. `released`: the user, not a plan, chose updates in backward; `streamed`: the user put its state on
- * disk; `gradients_needed`: all gradients are needed at once, so no plan may choose updates in backward. */
-MS_API int ms_trace_own_optimizer(ms_trace *trace, uint64_t stream_bytes, bool released, bool streamed,
-                                  bool gradients_needed, ms_error *err);
+ * disk. */
+MS_API int ms_trace_own_optimizer(ms_trace *trace, uint64_t stream_bytes, bool released, bool streamed, ms_error *err);
+
+/* Reports that a step needs all gradients at once, so that no plan may choose updates in backward. */
+MS_API int ms_trace_gradients_needed(ms_trace *trace, ms_error *err);
 
 /* Reports that the caller computes the loss outside the model, from the outputs. The trace differentiated a
  * substitute and could not see the loss's buffers. */

@@ -304,6 +304,8 @@ class Trace:
         """Sets a flag of a node."""
     def gradient(self, key: int, bytes: int, /) -> None:
         """Reports the gradient of a parameter."""
+    def gradients_needed(self) -> None:
+        """Reports that a step needs all gradients at once."""
     def head(self, key: int, /) -> int:
         """Marks a linear layer that just made possible logits; returns its number, 0 if it can't be marked."""
     def head_backward(self, head: int, /) -> None:
@@ -342,10 +344,8 @@ class Trace:
         """Discards the optimizer's step, which failed under the trace; begins the phase done."""
     def output(self, key: int, bytes: int, /) -> None:
         """Reports a storage that the root returned."""
-    def own_optimizer(self, stream_bytes: int, released: bool, streamed: bool, gradients_needed: bool, /) -> None:
-        """Reports memscale's own optimizer. Its owner has it update in backward if `released`, from disk if
-        `streamed`; no plan does if a step needs all gradients at once.
-        """
+    def own_optimizer(self, stream_bytes: int, released: bool, streamed: bool, /) -> None:
+        """Reports memscale's optimizer, by its owner's wish `released` in backward, `streamed` from disk."""
     def peak_bytes(self) -> int:
         """The most live bytes in this phase."""
     def phase(self, name: str, /) -> None:

@@ -169,10 +169,10 @@ static void widen_residents(ms_graph *graph)
     for (size_t i = 0; i < sizeof half / sizeof half[0]; i++) {
         *half[i] = ms__mul_sat(2, *half[i]);
     }
-    uint64_t traced = graph->loop.optimizer_state_bytes, state = ms__mul_sat(2, graph->residents.trainable_bytes);
-    uint64_t *stream = &graph->loop.optimizer_stream_bytes;
-    *stream = traced > 0 ? ms__mul_div(*stream, state, traced) : 0;
-    graph->loop.optimizer_state_bytes = state;
+    if (graph->loop.gradients_releasable) {
+        return; /* the step of memscale's own optimizer was traced with FP32 parameters */
+    }
+    graph->loop.optimizer_state_bytes = ms__mul_sat(2, graph->residents.trainable_bytes);
     uint64_t largest = ms__min_u64(graph->residents.largest_parameter_bytes, graph->residents.trainable_bytes);
     graph->loop.optimizer_transient_bytes = ms__mul_sat(2, largest);
 }

@@ -296,16 +296,23 @@ int ms_trace_optimizer_unknown(ms_trace *trace, ms_error *err)
     return rc;
 }
 
-int ms_trace_own_optimizer(ms_trace *trace, uint64_t stream_bytes, bool released, bool streamed, bool gradients_needed,
-                           ms_error *err)
+int ms_trace_own_optimizer(ms_trace *trace, uint64_t stream_bytes, bool released, bool streamed, ms_error *err)
 {
     int rc = ms__trace_check_open(trace, err);
     if (rc == MS_OK) {
         trace->optimizer_stream_bytes = stream_bytes;
         trace->gradients_releasable = true;
         trace->gradients_released = released;
-        trace->gradients_needed = gradients_needed;
         trace->state_streamed = streamed;
+    }
+    return rc;
+}
+
+int ms_trace_gradients_needed(ms_trace *trace, ms_error *err)
+{
+    int rc = ms__trace_check_open(trace, err);
+    if (rc == MS_OK) {
+        trace->gradients_needed = true;
     }
     return rc;
 }

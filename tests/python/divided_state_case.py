@@ -23,13 +23,14 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import memscale
 
 RANK = int(os.environ["RANK"])
-WIDTH = 259  # odd: the ranks' parts differ in size, and of the last layer the second rank has nothing
+WIDTH = 259  # odd: the ranks' parts differ in size
+LONG = 4100  # the last layer's one row, of which the second rank has nothing; long enough for 8-bit moments
 
 
 def net(dtype: torch.dtype = torch.float32, blocks: int = 2, hidden: int = 1025) -> nn.Sequential:
     torch.manual_seed(0)
     layers = [nn.Sequential(nn.Linear(WIDTH, hidden), nn.GELU(), nn.Linear(hidden, WIDTH)) for _ in range(blocks)]
-    return nn.Sequential(*layers, nn.Linear(WIDTH, 1)).to(dtype)
+    return nn.Sequential(*layers, nn.Linear(WIDTH, LONG), nn.Linear(LONG, 1)).to(dtype)
 
 
 def divided(dtype: torch.dtype = torch.float32, **sizes: int) -> nn.Sequential:
@@ -63,7 +64,11 @@ def steps(model: nn.Module, optimizer: torch.optim.Optimizer, which: range) -> N
 
 
 def same_state(held: dict[str, Any], plain: dict[str, Any]) -> bool:
-    """Whether a divided state has the bits of that of its part. Scales are padded to the largest part's."""
+    """Whether a divided state has the bits of that of its part. Scales are padded to the largest part's, and the
+    division is told beside them."""
+    held = dict(held)
+    if "exp_avg_absmax" in held and held.pop("division_8bit").tolist() != [0, dist.get_world_size(), 1]:
+        return False
     return held.keys() == plain.keys() and all(
         torch.equal(part(value).flatten()[: plain[name].numel()], plain[name].flatten()) for name, value in held.items()
     )
@@ -149,11 +154,52 @@ def whole_states() -> None:
     options = checkpoint_state.StateDictOptions(full_state_dict=True)
     gathered = checkpoint_state.get_optimizer_state_dict(model, optimizer, options=options)["state"]
     tell("gathered", {name: [list(value["exp_avg"].shape)] for name, value in gathered.items()})
+    whole = checkpoint_state.get_optimizer_state_dict(model, optimizer, options=options)
+    second = divided()
+    later = memscale.optim.AdamW(second.parameters(), lr=1e-2, state="disk")
+    checkpoint_state.set_model_state_dict(
+        second, checkpoint_state.get_model_state_dict(model, options=options), options=options
+    )
+    checkpoint_state.set_optimizer_state_dict(second, later, whole, options=options)
+    for trained, with_optimizer in ((model, optimizer), (second, later)):
+        steps(trained, with_optimizer, range(2, 4))
+    tell("goes on from the whole", all(map(torch.equal, parts(second), parts(model))))
     try:
         next(model.parameters()).grad = torch.zeros(1025, WIDTH)
         optimizer.step()
     except (memscale.errors.IntegrationError, RuntimeError) as error:
         tell("plain gradient", str(error))
+
+
+def other_divisions() -> None:
+    """8-bit state of another division, of which sizes tell nothing; its fp32 form."""
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (2,))
+    values = torch.randn(128, 256, generator=torch.Generator().manual_seed(0))
+    by_rows, by_columns = (nn.Parameter(distribute_tensor(values, mesh, [Shard(dim)])) for dim in (0, 1))
+    optimizer = memscale.optim.AdamW8bit([by_rows], lr=1e-2)
+    by_rows.grad = distribute_tensor(values * 0.01, mesh, [Shard(0)])
+    optimizer.step()
+    state = optimizer.state_dict()
+    gathered = {name: value.full_tensor() if hasattr(value, "full_tensor") else value for name, value in
+                state["state"][0].items()}  # fmt: skip
+    said = []
+    for p, held in (
+        (by_columns, {**gathered, "exp_avg_8bit": distribute_tensor(gathered["exp_avg_8bit"], mesh, [Shard(1)]),
+                      "exp_avg_sq_8bit": distribute_tensor(gathered["exp_avg_sq_8bit"], mesh, [Shard(1)])}),
+        (nn.Parameter(values), gathered),
+    ):  # fmt: skip
+        try:
+            memscale.optim.AdamW8bit([p]).load_state_dict({**state, "state": {0: held}})
+        except memscale.errors.IntegrationError as error:
+            said.append(str(error))
+    tell("other division", said)
+    full = optimizer.torch_state_dict()["state"][0]
+    plain = memscale.optim.AdamW([nn.Parameter(values)], lr=1e-2)
+    whole = {name: value.full_tensor() if hasattr(value, "full_tensor") else value for name, value in full.items()}
+    plain.load_state_dict({**state, "state": {0: whole}})
+    tell("fp32 form", sorted(full) == ["exp_avg", "exp_avg_sq", "step"] and full["exp_avg"].dtype == torch.float32)
 
 
 class Block(nn.Module):
@@ -274,6 +320,7 @@ def main() -> None:
     if case == "forms":
         bits()
         whole_states()
+        other_divisions()
         tensor_parallel()
         checkpoints(sys.argv[2])
     else:

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="to
 
 FORMS = ("fp32", "fp32 on disk", "8 bits", "8 bits on disk", "amsgrad", "bf16 split", "bf16 split on disk",
          "bf16 master, 8 bits")  # fmt: skip
-SHAPES = {"0.0.weight": [1025, 259], "0.2.bias": [259], "2.weight": [1, 259], "2.bias": [1]}
+SHAPES = {"0.0.weight": [1025, 259], "0.2.bias": [259], "3.weight": [1, 4100], "3.bias": [1]}
 
 
 def _run(case: str, folder: Path) -> dict[str, list[list[Any]]]:
@@ -57,6 +57,16 @@ def test_a_run_goes_on_from_a_distributed_checkpoint(stepped: Any, form: str) ->
 def test_a_gathered_state_has_the_names_and_shapes_of_the_whole(stepped: Any) -> None:
     (gathered,) = stepped["gathered"][0]
     assert {name: gathered[name] for name in SHAPES} == {name: [shape] for name, shape in SHAPES.items()}
+
+
+def test_a_run_goes_on_from_the_whole_state_through_torchs_functions(stepped: Any) -> None:
+    assert _both(stepped, "goes on from the whole") == [True, True]
+
+
+def test_8_bit_state_of_another_division_is_refused_and_its_fp32_form_is_not(stepped: Any) -> None:
+    for (said,) in stepped["other division"]:
+        assert len(said) == 2 and all("another division among ranks" in text for text in said)
+    assert _both(stepped, "fp32 form") == [True, True]
 
 
 def test_a_whole_state_is_refused_with_the_way_to_load_it(stepped: Any) -> None:

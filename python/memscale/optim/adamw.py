@@ -147,9 +147,10 @@ class AdamW(torch.optim.AdamW):
             closure: computes the loss again, with gradients enabled; its value is returned.
 
         Raises:
-            IntegrationError: a gradient is sparse, or of another dtype or device than its
-                parameter (nothing has been updated); an earlier step was interrupted; or the
-                process was forked from one that keeps this optimizer's state on disk.
+            IntegrationError: a gradient is sparse, of another dtype or device than its parameter, or
+                divided among ranks where the parameter is not (nothing has been updated); an earlier
+                step was interrupted; or the process was forked from one that keeps this optimizer's
+                state on disk.
             OffloadError: state on disk could not be read or written. Some parameters are then
                 updated and others are not, each with its state: call `finish_step()`, or load a
                 checkpoint.
@@ -262,12 +263,12 @@ class AdamW(torch.optim.AdamW):
 
     # ---- options that a plan chooses --------------------------------------------------------
 
-    def _facts_for_plan(self) -> tuple[list[torch.Tensor], bool, bool, bool]:
-        """The tensors that a plan may put on disk or into host memory, whether the user chose gradient release,
-        whether the user moved the state there, and whether a step needs all gradients at once."""
+    def _facts_for_plan(self) -> tuple[list[torch.Tensor], bool, bool]:
+        """The tensors that a plan may put on disk or into host memory, whether the user chose gradient release, and
+        whether the user moved the state there."""
         place = self._place
         is_moved = place.is_owners_wish or place.is_owners_host
-        return place.streamable_tensors(self), self._releasing.is_owners_wish, is_moved, self._needed_gradients()
+        return place.streamable_tensors(self), self._releasing.is_owners_wish, is_moved
 
     def _releases_now(self) -> bool:
         return self._releasing.release is not None
@@ -303,13 +304,13 @@ class AdamW(torch.optim.AdamW):
         """The state in torch's layout.
 
         With ``state="disk"`` its tensors map a file without a name, so only the parts that are read use
-        memory.
+        memory. If any lie on disk or in host memory, all tensors of the dict do.
 
         Raises:
             IntegrationError: a step was interrupted.
             OffloadError: state on disk can't be read back.
         """
-        with self._place.in_view(self):
+        with self._place.in_view(self, to_save=True):
             return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -320,8 +321,8 @@ class AdamW(torch.optim.AdamW):
         caller's dict is not changed. An interrupted step is forgotten.
 
         Raises:
-            IntegrationError: the state is another optimizer's, or a shape differs from the
-                parameter's. The optimizer has not changed.
+            IntegrationError: the state is another optimizer's, or its shape or division among ranks
+                differs from the parameter's. The optimizer has not changed.
             OffloadError: the state could not be written to disk. Load again before a step.
             ValueError: as torch, if groups do not match.
         """

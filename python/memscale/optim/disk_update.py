@@ -21,14 +21,14 @@ from ..errors import ConfigError, IntegrationError, OffloadError, add_note
 from . import state as _state
 from .disk import DiskState
 from .host import HostState, can_be_hosted
-from .memory_update import StateForm, count_write, gradient_part, hyperparameters, put_unscaled
+from .memory_update import StateForm, count_write, grad_scale, gradient_part, hyperparameters, put_unscaled
 
 __all__ = ["StatePlace", "disk_options"]
 
 _log = logging.getLogger("memscale")
 
 _States = dict[Any, Any]
-_ARRAYS = _state.KNOWN - {"step"}
+_ARRAYS = _state.KNOWN - {"step"}  # what is not in a state whose moments are elsewhere
 _Group = dict[str, Any]
 
 
@@ -140,7 +140,7 @@ class StatePlace:
         if _state.is_ours(p, group):
             values = _state.adapt(p, given, group, *form, copies=False)
         else:
-            values = _for_device(_state.full_precision(given), group)
+            values = _for_device(p, _state.full_precision(given), group)
         if on_host:
             self._made_host().put(p, values)
         else:
@@ -174,8 +174,9 @@ class StatePlace:
             raise
 
     @contextmanager
-    def in_view(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-        """A block in which `optimizer.state` shows the states on disk and in host memory as tensors."""
+    def in_view(self, optimizer: torch.optim.Optimizer, to_save: bool = False) -> Iterator[None]:
+        """A block in which `optimizer.state` shows the states on disk and in host memory as tensors; `to_save`: and
+        copies of the others in host memory, because torch's checkpoints want a state on one device."""
         if self.disk is None and self.host is None:
             yield
             return
@@ -187,7 +188,9 @@ class StatePlace:
         kept = optimizer.state
         shown = self.disk.export(kept) if self.disk is not None else {}
         shown |= self.host.export(kept) if self.host is not None else {}
-        optimizer.state = _state.new_state({p: {**v, **shown.get(p, {})} for p, v in kept.items()})
+        with torch.no_grad():
+            held = {p: _on_host(v) if to_save and shown else v for p, v in kept.items()}
+        optimizer.state = _state.new_state({p: {**v, **shown.get(p, {})} for p, v in held.items()})
         try:
             yield
         finally:
@@ -278,7 +281,8 @@ class StatePlace:
             return
         gradient = gradient_part(p)
         disk.update(p, gradient, int(optimizer.state[p]["step"]) + 1, hyperparameters(optimizer, group))
-        put_unscaled(optimizer, p, gradient)
+        if grad_scale(optimizer) != 1.0:
+            put_unscaled(p, gradient)
 
     # ---- an interrupted step ------------------------------------------------------
 
@@ -393,9 +397,13 @@ class StatePlace:
             self.host = None
 
 
-def _for_device(full: dict[str, Any], group: _Group) -> dict[str, Any]:
+def _on_host(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value.cpu() if torch.is_tensor(value) else value for name, value in values.items()}
+
+
+def _for_device(p: torch.Tensor, full: dict[str, Any], group: _Group) -> dict[str, Any]:
     """A state as torch has it for a parameter on a GPU, with this rank's parts, wherever they lie."""
-    values = {**_state.parts_of(full), "step": _state.step_tensor(full["step"])}
+    values = {**_state.parts_of(p, full), "step": _state.step_tensor(full["step"])}
     if group["amsgrad"]:
         values.setdefault("max_exp_avg_sq", values["exp_avg_sq"])
     else:

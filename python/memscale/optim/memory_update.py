@@ -22,11 +22,11 @@ __all__ = [
     "StateForm",
     "check_gradient",
     "count_write",
+    "divide_gradient",
     "grad_scale",
     "gradient_of",
     "gradient_part",
     "hyperparameters",
-    "divide_gradient",
     "make_states",
     "put_unscaled",
     "run_adamw",
@@ -121,11 +121,13 @@ def update_by_c(optimizer: torch.optim.AdamW, group: dict[str, Any], params: lis
     for p in params:
         gradient = gradient_part(p)
         kept.append(gradient)
-        tensors.append(_state.addresses(part_of(p), gradient, _state.parts_of(optimizer.state[p])))
+        tensors.append(_state.addresses(part_of(p), gradient, _state.parts_of(p, optimizer.state[p])))
     _core.adamw_step(tensors, *hyperparameters(optimizer, group), torch.get_num_threads())
+    is_scaled = grad_scale(optimizer) != 1.0
     for p, gradient in zip(params, kept, strict=True):
         optimizer.state[p]["step"] += 1
-        put_unscaled(optimizer, p, gradient)
+        if is_scaled:
+            put_unscaled(p, gradient)
     count_write(params)
 
 
@@ -134,10 +136,10 @@ def count_write(params: list[torch.Tensor]) -> None:
     torch.autograd.graph.increment_version([*params, *(part_of(p) for p in params if is_shard(p))])
 
 
-def put_unscaled(optimizer: object, p: torch.Tensor, gradient: torch.Tensor) -> None:
+def put_unscaled(p: torch.Tensor, gradient: torch.Tensor) -> None:
     """Copies a gradient that C has unscaled to where the caller sees it, if C got one of another layout."""
     seen = part_of(gradient_of(p))
-    if grad_scale(optimizer) != 1.0 and gradient is not seen:
+    if gradient is not seen:
         seen.copy_(gradient)
 
 
@@ -170,7 +172,12 @@ def gradient_of(p: torch.Tensor) -> torch.Tensor:
 
 def gradient_part(p: torch.Tensor) -> torch.Tensor:
     """This rank's part of the parameter's gradient, in the layout of the parameter's part."""
-    return _state.laid_out_as(part_of(p), part_of(gradient_of(p)))
+    gradient = gradient_of(p)
+    if not is_shard(p):
+        return _state.laid_out_as(p, gradient)
+    part: Any = part_of(gradient)
+    is_on_its_way = hasattr(part, "wait")  # the result of a collective that has not ended
+    return _state.laid_out_as(part_of(p), part.wait() if is_on_its_way else part)
 
 
 def divide_gradient(p: Any) -> None:

@@ -17,11 +17,12 @@ from typing import Any, Protocol
 
 import torch
 
+from ..base.divided import has_several_processes
 from ..errors import IntegrationError
 from .gradient_use import listen
 from .memory_update import Hyperparameters, hyperparameters
 
-__all__ = ["GradientRelease", "Releasing", "has_several_processes", "name_of"]
+__all__ = ["GradientRelease", "Releasing", "name_of"]
 
 _log = logging.getLogger("memscale")
 
@@ -195,12 +196,6 @@ class GradientRelease:
     def failed_in_backward(self) -> bool:
         """Whether an update in backward failed, so that later gradients were never computed."""
         return self._failure is not None
-
-
-def has_several_processes() -> bool:
-    """Whether this process trains with others, which add to its gradients after backward has made them."""
-    distributed = torch.distributed
-    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
 def _group_index(groups: list[dict[str, Any]], p: torch.Tensor) -> int:

@@ -10,8 +10,9 @@ from contextlib import contextmanager
 
 import torch
 
+from ..base.divided import has_several_processes
 from .gradient_use import GradientUse
-from .release import GradientRelease, Releasing, has_several_processes
+from .release import GradientRelease, Releasing
 
 __all__ = ["ReleaseSwitch"]
 

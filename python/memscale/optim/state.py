@@ -18,14 +18,23 @@ from typing import Any
 import torch
 
 from .. import _core
-from ..base.divided import divided_as, divided_evenly, is_shard, largest_part_elements, part_of, parts_count
+from ..base.divided import (
+    divided_as,
+    divided_evenly,
+    divisions_of,
+    is_shard,
+    largest_part_elements,
+    part_of,
+    parts_count,
+)
 from ..errors import IntegrationError
 
 BLOCK = _core.ADAMW_BLOCK
 MOMENTS = {"exp_avg": True, "exp_avg_sq": False}  # name -> signed
 FULL = {"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"}
 QUANTIZED = {f"{name}_{part}" for name in MOMENTS for part in ("8bit", "absmax")}
-KNOWN = FULL | QUANTIZED | {"low", "master"}
+DIVISION = "division_8bit"  # how a parameter was divided when the blocks of its 8-bit moments were made
+KNOWN = FULL | QUANTIZED | {"low", "master", DIVISION}
 
 # Codes of ms_adamw_weights.
 FP32, BF16_MASTER, BF16_SPLIT = _core.ADAMW_FP32, _core.ADAMW_BF16_MASTER, _core.ADAMW_BF16_SPLIT
@@ -159,20 +168,28 @@ def _add_precision(values: dict[str, Any], p: torch.Tensor, bf16: str) -> None:
         values["low"] = _empty_as(p, torch.int16).zero_()
 
 
-def parts_of(values: dict[str, Any]) -> dict[str, Any]:
-    """A state with this rank's part of each tensor."""
-    return {name: part_of(value) for name, value in values.items()}
+def parts_of(p: torch.Tensor, values: dict[str, Any]) -> dict[str, Any]:
+    """A state of `p` with this rank's part of each tensor that this module knows."""
+    if not is_shard(p):
+        return values
+    return {name: part_of(value) if name in KNOWN else value for name, value in values.items()}
 
 
 def as_held(p: torch.Tensor, values: dict[str, Any]) -> dict[str, Any]:
     """A state as an optimizer holds it, of one with this rank's parts. Without copies."""
     if not is_shard(p):
         return values
-    return {name: value if is_shard(value) else _as_held(p, name, value) for name, value in values.items()}
+    held = {name: value if is_shard(value) else _as_held(p, name, value) for name, value in values.items()}
+    return {**held, DIVISION: _division(p)} if "exp_avg_absmax" in values else held
+
+
+def _division(p: torch.Tensor) -> torch.Tensor:
+    """The division of a parameter, which tells apart blocks of 8-bit moments that hold other elements."""
+    return torch.tensor(divisions_of(p), dtype=torch.int64, device="cpu").flatten()
 
 
 def _as_held(p: torch.Tensor, name: str, part: Any) -> Any:
-    if name not in KNOWN or name == "step":
+    if name not in KNOWN or name in ("step", DIVISION):
         return part
     if not name.endswith("_absmax"):
         return divided_as(part, p)
@@ -237,8 +254,9 @@ def check_dict(state_dict: dict[str, Any], groups: list[dict[str, Any]]) -> None
 
 
 def _check_shapes(index: Any, p: torch.Tensor, values: dict[str, Any]) -> None:
+    _check_division(index, p, values)
     for name, value in values.items():
-        if name == "step" or name not in KNOWN:
+        if name in ("step", DIVISION) or name not in KNOWN:
             continue
         is_scales = name.endswith("_absmax")
         expected = (parts_count(p) * _scales_count(p),) if is_scales else tuple(p.shape)
@@ -252,6 +270,17 @@ def _check_shapes(index: Any, p: torch.Tensor, values: dict[str, Any]) -> None:
                 f"AdamW: {name} of parameter {index} is not divided among ranks as the parameter is; load the state "
                 "with torch.distributed.checkpoint.state_dict.set_optimizer_state_dict()"
             )
+
+
+def _check_division(index: Any, p: torch.Tensor, values: dict[str, Any]) -> None:
+    if "exp_avg_absmax" not in values:
+        return
+    found = values.get(DIVISION)
+    if ([] if found is None else found.tolist()) != _division(p).tolist():
+        raise IntegrationError(
+            f"AdamW: the 8-bit state of parameter {index} was made for another division among ranks, and its blocks "
+            "hold other elements; save what torch_state_dict() returns, whose moments are fp32"
+        )
 
 
 def _is_divided_alike(p: Any, value: Any) -> bool:
@@ -275,7 +304,7 @@ def adapt(
         return {}
     if not is_ours(p, group):
         return {name: _as_torch(p, name, value, group) for name, value in full_precision(given).items()}
-    part, given = part_of(p), parts_of(given)
+    part, given = part_of(p), parts_of(p, given)
 
     def held(dtype: torch.dtype, value: torch.Tensor) -> torch.Tensor:
         fits = value.dtype is dtype and value.device.type == "cpu" and value.stride() == part.stride()
@@ -365,7 +394,7 @@ def full_precision(values: dict[str, Any]) -> dict[str, Any]:
     """A state with fp32 moments, or `values` itself if it has them already."""
     if "exp_avg_8bit" not in values:
         return values
-    full = {name: value for name, value in values.items() if name not in QUANTIZED}
+    full = {name: value for name, value in values.items() if name not in QUANTIZED and name != DIVISION}
     for name, is_signed in MOMENTS.items():
         full[name] = _dequantized(values, name, is_signed)
     return full

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from ..base.aside import is_tracing
 from ..model.shards import Gathered
 
-__all__ = ["Twins", "Whole", "applied_if_changed", "copy_of_storage", "fake_view", "foreach_as_for", "tensors_in"]
+__all__ = ["Twins", "applied_if_changed", "copy_of_storage", "fake_view", "foreach_as_for", "tensors_in"]
 
 _DEPTH = 6
 
@@ -70,6 +70,16 @@ class Twins:
                 )
             return torch.nn.Parameter(whole, requires_grad=shard.requires_grad)
 
+    def stored(self, parameter: torch.Tensor) -> torch.Tensor:
+        """The twin of a parameter as an optimizer has it: layers see the type of FSDP's mixed precision."""
+        twin = self.of(parameter)
+        if id(parameter) not in self._gathered_as or twin.dtype is parameter.dtype:
+            return twin
+        with self.mode:
+            stored = torch.nn.Parameter(torch.empty_like(twin, dtype=parameter.dtype), parameter.requires_grad)
+            stored.grad = None if twin.grad is None else torch.empty_like(stored)
+        return stored
+
     def replace(self, value: Any) -> Any:
         """A value with every tensor in it replaced by its twin.
 
@@ -108,27 +118,6 @@ class Twins:
         # if torch still counts weak references to it.
         converter.describer.lookup_tensor.data.clear()
         converter.describer.lookup_storage.data.clear()
-
-
-class Whole(NamedTuple):
-    """A tensor that is divided among ranks, without this rank's part of it."""
-
-    kind: Any
-    mesh: Any
-    placements: Any
-    size: torch.Size
-    stride: tuple[int, ...]
-
-    @classmethod
-    def of(cls, tensor: Any) -> Whole:
-        return cls(type(tensor), tensor.device_mesh, tensor.placements, tensor.shape, tensor.stride())
-
-    def with_part(self, part: torch.Tensor) -> torch.Tensor:
-        """The divided tensor whose part on this rank is `part`, without a graph."""
-        made: torch.Tensor = self.kind.from_local(
-            part, self.mesh, self.placements, run_check=False, shape=self.size, stride=self.stride
-        )
-        return made.detach()
 
 
 def copy_of_storage(size_bytes: int) -> torch.UntypedStorage:

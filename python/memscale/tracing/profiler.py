@@ -189,6 +189,7 @@ class MemoryProfiler:
         calls: CompiledCalls | None = None,
         in_tiles: bool = False,
     ) -> str:
+        from ..base.divided import has_several_processes
         from ..base.signature import describe_arguments
         from ..model.isolation import isolated
         from ..model.optimizers import have_8bit_moments, made_state_bytes, to_trace
@@ -206,6 +207,8 @@ class MemoryProfiler:
         elsewhere = frozenset[str]() if placement is None else placement.elsewhere(model)
         tracer = StaticTracer(name, describe_arguments(args, kwargs), placement, elsewhere)
         twins = Twins(gathered_parameters(model))
+        if has_several_processes() or any(map(_needs_gradients, stepping.optimizers)):
+            tracer.gradients_needed()
         tracer.made_state(made_state_bytes(stepping.optimizers, planned_device(model, self._placement)))
         optimizers = stepping.optimizers
         expects_8bit = have_8bit_moments(optimizers) or (not stepping.is_given and self._expects_8bit(model))
@@ -422,7 +425,7 @@ class _StaticStep:
             self._copies[token.serial] = weakref.ref(storage)
         self._tracer.unpacked(token.node, token.serial, storage)
         view = fake_view(self._twins.mode, storage, *token.geometry)
-        return view if token.whole is None else token.whole.with_part(view)
+        return view if token.division is None else token.division.with_part(view)
 
     # -- optimizer ----------------------------------------------------------------------
 
@@ -434,9 +437,12 @@ class _StaticStep:
         self._tracer.assume_numbers()
         held = []
         try:
-            for optimizer in optimizers:
-                stepping = _fake_optimizer(optimizer, self._twins)
-                held.append(stepping)
+            self._tracer.pause()
+            try:
+                held = [_fake_optimizer(optimizer, self._twins) for optimizer in optimizers]
+            finally:
+                self._tracer.resume()
+            for optimizer, stepping in zip(optimizers, held, strict=True):
                 with foreach_as_for(optimizer):
                     _step_alone(stepping)
             self._tracer.phase("done")  # while the state is held
@@ -456,13 +462,12 @@ class _Token:
     it. The token dies when autograd releases the saved tensor.
     """
 
-    __slots__ = ("geometry", "node", "serial", "storage_bytes", "tensor", "tracer", "whole")
+    __slots__ = ("division", "geometry", "node", "serial", "storage_bytes", "tensor", "tracer")
 
     def __init__(self, tracer: LiveTracer, node: int, serial: int, tensor: torch.Tensor) -> None:
         from torch._subclasses.fake_tensor import FakeTensor
 
-        from ..base.divided import is_shard, part_of
-        from .fakes import Whole
+        from ..base.divided import Division, is_shard, part_of
 
         self.tracer = tracer
         self.node = node
@@ -472,7 +477,7 @@ class _Token:
         if serial == 0 or type(part) is not FakeTensor:
             self.tensor = tensor if tensor.grad_fn is None else tensor.detach()
             return
-        self.whole = Whole.of(tensor) if is_shard(tensor) else None
+        self.division = Division.of(tensor) if is_shard(tensor) else None
         tensor = part
         self.storage_bytes = tensor.untyped_storage().nbytes()
         self.geometry = (
@@ -536,6 +541,12 @@ def _refuse_sparse_gradients(parameters: list[torch.nn.Parameter]) -> None:
 # ---- before and after the step --------------------------------------------------------
 
 
+def _needs_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer of memscale's knows that its loop needs all gradients at once."""
+    asked = getattr(optimizer, "_needed_gradients", None)
+    return asked is not None and asked()
+
+
 def _fake_optimizer(optimizer: torch.optim.Optimizer, twins: Twins) -> torch.optim.Optimizer:
     """A copy of the optimizer without state, whose groups hold the twins of the parameters. It lacks the caller's
     hooks and methods patched on the instance (schedulers wrap `step`)."""
@@ -549,7 +560,8 @@ def _fake_optimizer(optimizer: torch.optim.Optimizer, twins: Twins) -> torch.opt
             stepping.__dict__[name] = type(value)()
     stepping.state = type(optimizer.state)(*([dict] if hasattr(optimizer.state, "default_factory") else []))
     stepping.param_groups = [
-        {key: twins.replace(value) for key, value in group.items()} for group in optimizer.param_groups
+        {**twins.replace({**group, "params": ()}), "params": [twins.stored(p) for p in group["params"]]}
+        for group in optimizer.param_groups
     ]
     return stepping
 

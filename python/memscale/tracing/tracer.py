@@ -504,18 +504,20 @@ class LiveTracer(TorchDispatchMode):
         """The differentiated loss is a stand-in; the caller computes its own."""
         self._trace.loss_outside()
 
-    def own_optimizer(
-        self, streamable: list[torch.Tensor], released: bool, streamed: bool, gradients_needed: bool
-    ) -> None:
+    def own_optimizer(self, streamable: list[torch.Tensor], released: bool, streamed: bool) -> None:
         """The optimizer is memscale's, and the `streamable` tensors of its state may be on disk. The flags tell
-        whether the user chose gradient release and state on disk, and whether a step needs all gradients at once. A
-        plan for one of several devices can arrange nothing, because the optimizer steps parameters of all."""
+        whether the user chose gradient release and state on disk. A plan for one of several devices can arrange
+        nothing, because the optimizer steps parameters of all."""
         if self._device is not None:
             if not (released or streamed):
                 return
             streamable = []
         stream_bytes = _core.storage_bytes(list(map(part_of, streamable)))
-        self._trace.own_optimizer(stream_bytes, released, streamed, gradients_needed)
+        self._trace.own_optimizer(stream_bytes, released, streamed)
+
+    def gradients_needed(self) -> None:
+        """A step needs all gradients at once: no plan may let an optimizer use and free them in backward."""
+        self._trace.gradients_needed()
 
     def made_state(self, state_bytes: int) -> None:
         """Reports bytes of the optimizers' state that exist before the step."""

@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint import state_dict as checkpoint_state
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
 import memscale
@@ -33,12 +33,13 @@ def net(dtype: torch.dtype = torch.float32, blocks: int = 2, hidden: int = 1025)
     return nn.Sequential(*layers, nn.Linear(WIDTH, LONG), nn.Linear(LONG, 1)).to(dtype)
 
 
-def divided(dtype: torch.dtype = torch.float32, **sizes: int) -> nn.Sequential:
+def divided(dtype: torch.dtype = torch.float32, computes_in: torch.dtype | None = None, **sizes: int) -> nn.Sequential:
     model = net(dtype, **sizes)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    policy = MixedPrecisionPolicy(computes_in)
     for layer in model:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
     return model
 
 
@@ -69,6 +70,8 @@ def same_state(held: dict[str, Any], plain: dict[str, Any]) -> bool:
     held = dict(held)
     if "exp_avg_absmax" in held and held.pop("division_8bit").tolist() != [0, dist.get_world_size(), 1]:
         return False
+    if all(value.numel() == 0 for name, value in plain.items() if name != "step"):  # 8 bits or not, as on other ranks
+        return not any(part(value).count_nonzero() for name, value in held.items() if name != "step")
     return held.keys() == plain.keys() and all(
         torch.equal(part(value).flatten()[: plain[name].numel()], plain[name].flatten()) for name, value in held.items()
     )
@@ -285,6 +288,21 @@ def resumed() -> None:
     memscale.detach(model)
 
 
+def traced() -> None:
+    """The bytes of state that the first plan counts and those that the step makes, in kB. Layers compute in BF16."""
+    for name, options in (("fp32", {}), ("amsgrad", {"amsgrad": True}), ("8 bits", {"state_bits": 8})):
+        model = divided(computes_in=torch.bfloat16)
+        optimizer = memscale.optim.AdamW(model.parameters(), **options)
+        model, optimizer = apply(model, optimizer, 1000.0)
+        backward(model, 0)
+        graphs = list(model._memscale_executor._planner._graphs.values())  # the first rank's alone
+        optimizer.step()
+        made = [part(v).nbytes for held in optimizer.state.values() for key, v in held.items() if key != "step"]
+        for graph in graphs:
+            tell(f"traced {name}", [json.loads(graph)["loop"]["optimizer_state_bytes"] // 1000, sum(made) // 1000])
+        memscale.detach(model)
+
+
 def released() -> None:
     """Gradients of several processes are final after backward, so no plan releases them."""
     from torch.nn.parallel import DistributedDataParallel
@@ -326,6 +344,7 @@ def main() -> None:
     else:
         planned()
         resumed()
+        traced()
         released()
     time.sleep(1)  # as in distributed_case.py
     dist.destroy_process_group()

@@ -95,5 +95,11 @@ def test_state_of_an_earlier_run_is_a_part_of_what_the_process_holds(planned: An
     assert first[0] == min(first[1], second[1]) > 0  # as ranks agree: what the one with less has
 
 
+@pytest.mark.parametrize("form", ["fp32", "amsgrad", "8 bits"])
+def test_the_first_plan_counts_fp32_state_of_layers_that_compute_in_bf16(planned: Any, form: str) -> None:
+    ((counted, made),) = planned[f"traced {form}"][0]  # the first rank traces
+    assert made > 1000 and abs(counted - made) <= made * 0.02  # the ranks' parts differ by a row
+
+
 def test_no_plan_releases_gradients_that_other_processes_add_to(planned: Any) -> None:
     assert _both(planned, "release") == ["gradients_needed"] * 2

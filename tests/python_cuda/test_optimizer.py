@@ -1,5 +1,5 @@
-"""memscale.optim on a GPU: state in host memory and gradient release give the bits of torch's AdamW on the card, by
-the user's choice and by a plan's."""
+"""memscale.optim on a GPU: state in host memory or on disk, and gradient release, give the bits of torch's AdamW on the
+card, by the user's choice and by a plan's."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import ctypes
 import gc
 import io
 import mmap
+from contextlib import suppress
 
 import pytest
 import torch
@@ -79,10 +80,12 @@ OPTIONS = {
 @pytest.mark.usefixtures("small_buffers")
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_state_in_host_memory_has_torchs_bits(options, dtype):
-    plain, model = model_of(dtype=dtype), model_of(dtype=dtype)
+@pytest.mark.parametrize("state", ["host", "disk"])
+def test_state_off_the_card_has_torchs_bits(options, dtype, state):
+    width = 1031 if state == "disk" else 640  # two chunks of fp32, and a half word left of bf16
+    plain, model = model_of(width, dtype=dtype), model_of(width, dtype=dtype)
     reference = torch.optim.AdamW(plain.parameters(), lr=1e-2, **options)
-    optimizer = AdamW(model.parameters(), lr=1e-2, state="host", **options)
+    optimizer = AdamW(model.parameters(), lr=1e-2, state=state, **options)
     with scheduled(1):
         train(plain, reference)
     with scheduled(2):
@@ -176,7 +179,9 @@ def test_groups_layouts_and_missing_gradients(small_buffers):
             optimizer.zero_grad()
         return model, optimizer
 
-    assert_equal(run(*make(torch.optim.AdamW)), run(*make(AdamW, state="host")))
+    expected = run(*make(torch.optim.AdamW))
+    for state in ("host", "disk"):
+        assert_equal(expected, run(*make(AdamW, state=state)))
 
 
 def test_the_card_holds_only_the_buffers():
@@ -189,6 +194,34 @@ def test_the_card_holds_only_the_buffers():
     peak, after = torch.cuda.max_memory_allocated() - begun, torch.cuda.memory_allocated() - begun
     assert after < MB  # the states of biases
     assert 48 * MB <= peak <= 65 * MB
+
+
+def test_state_on_disk_takes_a_chunk_of_the_card():
+    model = model_of(2048, 4)
+    optimizer = AdamW(model.parameters(), state="disk")
+    gradients(model, 0)
+    begun = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    optimizer.step()
+    peak, after = torch.cuda.max_memory_allocated() - begun, torch.cuda.memory_allocated() - begun
+    assert after < MB  # the states of biases
+    assert peak <= 9 * MB
+    assert optimizer._place.disk.stats()["disk_bytes"] >= 128 * MB
+
+
+def test_a_states_place_may_change_between_steps():
+    plain, model = model_of(), model_of()
+    reference, optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-2), AdamW(model.parameters(), lr=1e-2)
+    for step, (on_disk, on_host) in enumerate(((False, True), (True, False), (False, True), (True, False))):
+        train(model, optimizer, 1, first=step)
+        optimizer._arrange(on_disk, False, on_host=on_host)
+        place = optimizer._place
+        assert [len(away or ()) for away in (place.disk, place.host)] == [4 * on_disk, 4 * on_host]
+    optimizer._arrange(False, False)
+    train(model, optimizer, 1, first=4)
+    train(plain, reference, 5)
+    assert optimizer.state[model[0][0].weight]["exp_avg"].is_cuda
+    assert_equal((plain, reference), (model, optimizer))
 
 
 def test_the_host_does_not_wait_for_a_step(double):
@@ -213,33 +246,37 @@ def test_an_exported_state_has_the_next_steps_values():
         assert torch.equal(shown, optimizer.state_dict()["state"][0]["exp_avg"])
 
 
-def test_checkpoints_go_to_torch_and_back():
+@pytest.mark.parametrize("state", ["host", "disk"])
+def test_checkpoints_go_to_torch_and_back(state):
     plain, model = model_of(), model_of()
-    reference, optimizer = torch.optim.AdamW(plain.parameters()), AdamW(model.parameters(), state="host")
+    reference, optimizer = torch.optim.AdamW(plain.parameters()), AdamW(model.parameters(), state=state)
     train(plain, reference, 2)
     train(model, optimizer, 2)
     file = io.BytesIO()
     torch.save(optimizer.state_dict(), file)
     file.seek(0)
     saved = torch.load(file)
+    tensors = [value for values in saved["state"].values() for value in values.values()]
+    assert {tensor.device.type for tensor in tensors} == {"cpu"}  # also those of biases, which the card has
     other = torch.optim.AdamW(model.parameters())
     other.load_state_dict(saved)
-    again = AdamW(model.parameters(), state="host")
+    again = AdamW(model.parameters(), state=state)
     again.load_state_dict(other.state_dict())
     train(plain, reference, 2, first=2)
     train(model, again, 2, first=2)
     assert_equal((plain, reference), (model, again))
 
 
-def test_a_copy_has_states_of_its_own():
+@pytest.mark.parametrize("state", ["host", "disk"])
+def test_a_copy_has_states_of_its_own(state):
     model = model_of()
-    optimizer = AdamW(model.parameters(), state="host")
+    optimizer = AdamW(model.parameters(), state=state)
     train(model, optimizer, 2)
     twin_model, twin = copy.deepcopy((model, optimizer))
     train(model, optimizer, 2, first=2)
     train(twin_model, twin, 2, first=2)
     assert_equal((model, optimizer), (twin_model, twin))
-    assert twin._place.host is not None and len(twin._place.host) == 4
+    assert len(getattr(twin._place, state)) == 4
 
 
 def test_without_pinned_memory_the_bits_are_the_same(double):
@@ -277,11 +314,12 @@ def test_pinned_memory_is_given_back():
     assert not kind.unpin(address)  # it isn't any more
 
 
-def test_a_card_without_room_for_the_buffers_leaves_the_step_to_be_repeated():
+@pytest.mark.parametrize(("state", "repeat"), [("host", "step"), ("disk", "finish_step")])
+def test_a_card_without_room_for_the_buffers_leaves_the_step_to_be_repeated(state, repeat):
     gc.collect()
     torch.cuda.empty_cache()
     plain, model = model_of(), model_of()
-    reference, optimizer = torch.optim.AdamW(plain.parameters()), AdamW(model.parameters(), state="host")
+    reference, optimizer = torch.optim.AdamW(plain.parameters()), AdamW(model.parameters(), state=state)
     train(plain, reference, 3)
     train(model, optimizer, 2)
     gradients(model, 2)
@@ -289,24 +327,34 @@ def test_a_card_without_room_for_the_buffers_leaves_the_step_to_be_repeated():
     torch.cuda.empty_cache()
     total = torch.cuda.mem_get_info()[1]
     torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
+    taken = []
     try:
+        for size in (2 * MB, MB + 1, MB):  # of both pools
+            with suppress(torch.OutOfMemoryError):
+                while True:
+                    taken.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
         with pytest.raises(torch.OutOfMemoryError):
             optimizer.step()
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    optimizer.step()
+    taken.clear()
+    getattr(optimizer, repeat)()
     optimizer.zero_grad()
     assert_equal((plain, reference), (model, optimizer))
 
 
-def test_a_step_that_fails_in_its_middle_is_refused_from_then_on(monkeypatch):
-    from memscale.optim import host
+@pytest.mark.parametrize("state", ["host", "disk"])
+def test_a_step_that_fails_in_its_middle_is_refused_from_then_on(monkeypatch, state):
+    from memscale.optim import disk, host
+
+    def fails(*_):
+        raise RuntimeError("broken")
 
     model = model_of()
-    optimizer = AdamW(model.parameters(), state="host")
+    optimizer = AdamW(model.parameters(), state=state)
     gradients(model, 0)
     with monkeypatch.context() as patch:
-        patch.setattr(host, "run_adamw", lambda *_: (_ for _ in ()).throw(RuntimeError("broken")))
+        patch.setattr({"host": host, "disk": disk}[state], "run_adamw", fails)
         with pytest.raises(RuntimeError, match="broken"):
             optimizer.step()
     for call in (optimizer.step, optimizer.finish_step):
@@ -318,7 +366,7 @@ def test_a_step_that_fails_in_its_middle_is_refused_from_then_on(monkeypatch):
 
 
 @pytest.mark.usefixtures("small_buffers")
-@pytest.mark.parametrize("state", ["memory", "host"])
+@pytest.mark.parametrize("state", ["memory", "host", "disk"])
 def test_released_gradients_give_torchs_bits(state):
     plain, model = model_of(), model_of()
     reference = torch.optim.AdamW(plain.parameters(), lr=1e-2)
@@ -368,7 +416,7 @@ def wide_model() -> nn.Module:
     return model_of(2048, 4)
 
 
-def planned(mode: str, budget_mb: float | None):
+def planned(mode: str, budget_mb: float | None, **settings):
     """Trains under a plan; returns model, optimizer and executor, and the peak."""
     model = wide_model()
     config = memscale.Config(
@@ -376,6 +424,7 @@ def planned(mode: str, budget_mb: float | None):
         memory_budget_gb=None if budget_mb is None else budget_mb / 1000,
         mode=mode,
         enable_logging=False,
+        **settings,
     )
     model, optimizer = memscale.apply_all_optimizations(model, AdamW(model.parameters(), lr=1e-2), config)
     torch.cuda.reset_peak_memory_stats()
@@ -403,8 +452,25 @@ def test_a_plan_moves_state_to_host_memory_and_detach_takes_it_back(expected):
     model, optimizer, executor, peak = planned("balanced", budget_mb)
     option = executor.plan.step_options["state_on_host"]
     assert option["chosen"] and option["saved_bytes"] > 0
+    assert executor.plan.step_options["state_on_disk"]["rule"] == "host_has_room"
     assert "state_on_host is on" in executor.plan.explain()
     assert list(optimizer.state[model[0][0].weight]) == ["step"]
+    assert peak <= budget_mb * 1e6 < unmodified
+    assert 0.92 * peak <= executor.plan.predicted_peak_bytes <= 1.08 * peak
+    memscale.detach(model)
+    assert optimizer.state[model[0][0].weight]["exp_avg"].is_cuda
+    assert_equal(four, (model, optimizer))
+    train(model, optimizer, 1, first=4)
+    assert_equal(five, (model, optimizer))
+
+
+@pytest.mark.double
+def test_a_plan_moves_state_to_disk_if_host_memory_has_no_room(expected):
+    four, five, unmodified = expected
+    budget_mb = (2 * 64 * MB + 60 * MB) / 1e6
+    model, optimizer, executor, peak = planned("balanced", budget_mb, max_cpu_offload_gb=0.06)
+    options = executor.plan.step_options
+    assert options["state_on_disk"]["chosen"] and options["state_on_host"]["rule"] == "host_cap"
     assert peak <= budget_mb * 1e6 < unmodified
     assert 0.92 * peak <= executor.plan.predicted_peak_bytes <= 1.08 * peak
     memscale.detach(model)

@@ -19,7 +19,7 @@ import torch
 from ..errors import ConfigError
 from . import state as _state
 from .disk_update import StatePlace, disk_options
-from .memory_update import StateForm, check_gradient, divide_gradient, make_states, update_by_c, update_by_torch
+from .memory_update import StateForm, check_gradient, make_states, update_by_c, update_by_torch
 from .release import name_of
 from .release_update import ReleaseSwitch
 
@@ -50,7 +50,8 @@ class AdamW(torch.optim.AdamW):
             element (state `low`); together they are an fp32 value. ``"master"``: an fp32 copy
             (state `master`). Moments are fp32 (or 8 bits) either way.
         state: ``"memory"``, or ``"disk"``: moments, masters and low bits live in a file without
-            a name and pass through 32 MiB of buffers during the step, bit-identical to memory.
+            a name and pass through 32 MiB of buffers during the step, bit-identical to memory; those of
+            parameters on a GPU go to the card and back in parts, as with ``"host"``.
             Or ``"host"``, for parameters on a GPU: moments live in host memory and pass through
             48 MiB of the card's during the step, with the bits of torch's AdamW on the card; not
             with `capturable` or `fused`.
@@ -223,7 +224,6 @@ class AdamW(torch.optim.AdamW):
             if p.grad is not None:
                 name = f"parameter {position} of group {index}"
                 check_gradient(p, name)
-                divide_gradient(p)
                 if self._place.is_hosted(self.state, p, group):
                     self._place.check_layout(self.state, p, group, name)
                     hosted.append(p)

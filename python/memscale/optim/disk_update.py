@@ -75,8 +75,9 @@ class StatePlace:
 
     def belongs_on_disk(self, p: torch.Tensor, group: _Group) -> bool:
         """Whether a new state of the parameter would be made on disk."""
-        can_stream = _state.is_ours(p, group) or can_be_hosted(p, group)
-        return self.options is not None and can_stream and _is_large(p)
+        if self.options is None or not _is_large(p):
+            return False
+        return _state.is_ours(p, group) or can_be_hosted(p, group)
 
     def is_hosted(self, states: _States, p: torch.Tensor, group: _Group) -> bool:
         """Whether an update finds its state in host memory, or makes it there, while the parameter is on a GPU."""
@@ -117,7 +118,7 @@ class StatePlace:
         if not states.get(p) or _state.is_traced(p):
             return
         away: DiskState | HostState | None = self.host if self._hosts(p) else self.disk
-        shape, stride = away.layout_of(p) if away is not None and p in away else _state.layout_of(states[p])
+        shape, stride = away.layout_of(p) if away is not None and p in away else _state.layout_of(p, states[p])
         part = part_of(p)
         if shape != tuple(part.shape):
             raise IntegrationError(

@@ -22,7 +22,6 @@ __all__ = [
     "StateForm",
     "check_gradient",
     "count_write",
-    "divide_gradient",
     "grad_scale",
     "gradient_of",
     "gradient_part",
@@ -119,9 +118,13 @@ def update_by_c(optimizer: torch.optim.AdamW, group: dict[str, Any], params: lis
     tensors = []
     kept = []  # gradients in the parameters' own layout live until C has read them
     for p in params:
-        gradient = gradient_part(p)
+        state = optimizer.state[p]
+        if is_shard(p):
+            part, gradient, state = part_of(p), gradient_part(p), _state.parts_of(p, state)
+        else:
+            part, gradient = p, _state.laid_out_as(p, gradient_of(p))
         kept.append(gradient)
-        tensors.append(_state.addresses(part_of(p), gradient, _state.parts_of(p, optimizer.state[p])))
+        tensors.append(_state.addresses(part, gradient, state))
     _core.adamw_step(tensors, *hyperparameters(optimizer, group), torch.get_num_threads())
     is_scaled = grad_scale(optimizer) != 1.0
     for p, gradient in zip(params, kept, strict=True):
@@ -180,16 +183,15 @@ def gradient_part(p: torch.Tensor) -> torch.Tensor:
     return _state.laid_out_as(part_of(p), part.wait() if is_on_its_way else part)
 
 
-def divide_gradient(p: Any) -> None:
-    """Divides a gradient among the ranks as its parameter is: after tensor parallelism it may be a sum that no rank has
-    yet. Every rank has to call this of the same parameters, in the same order."""
-    gradient: Any = p.grad
-    if is_shard(p) and is_shard(gradient) and gradient.placements != p.placements:
+def _divide_gradient(p: Any, gradient: Any) -> None:
+    if gradient.placements != p.placements:
         p.grad = gradient.redistribute(p.device_mesh, p.placements)
 
 
 def check_gradient(p: torch.Tensor, name: str) -> None:
-    """Refuses, by name, gradients that neither C nor torch's AdamW can use."""
+    """Refuses, by name, gradients that neither C nor torch's AdamW can use. Divides a gradient among the ranks as its
+    parameter is: after tensor parallelism it may be a sum that no rank has yet. So every rank has to check the same
+    parameters in the same order."""
     gradient = gradient_of(p)
     if gradient.layout is not torch.strided:
         raise IntegrationError(
@@ -201,8 +203,11 @@ def check_gradient(p: torch.Tensor, name: str) -> None:
             f"AdamW: the gradient of {name} is {gradient.dtype} on {gradient.device}, the parameter "
             f"{p.dtype} on {p.device}; they must agree"
         )
-    if is_shard(gradient) != is_shard(p):
+    is_divided = is_shard(p)
+    if is_shard(gradient) != is_divided:
         raise IntegrationError(
             f"AdamW: of {name} and its gradient, only one is divided among ranks; give the gradient as the backward "
             "of FSDP2 or tensor parallelism does, as a DTensor"
         )
+    if is_divided:
+        _divide_gradient(p, gradient)

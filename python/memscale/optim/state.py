@@ -36,6 +36,8 @@ QUANTIZED = {f"{name}_{part}" for name in MOMENTS for part in ("8bit", "absmax")
 DIVISION = "division_8bit"  # how a parameter was divided when the blocks of its 8-bit moments were made
 KNOWN = FULL | QUANTIZED | {"low", "master", DIVISION}
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
 # Codes of ms_adamw_weights.
 FP32, BF16_MASTER, BF16_SPLIT = _core.ADAMW_FP32, _core.ADAMW_BF16_MASTER, _core.ADAMW_BF16_SPLIT
 
@@ -67,7 +69,7 @@ def is_ours(p: torch.Tensor, group: dict[str, Any]) -> bool:
     """Whether C updates this parameter: a plain dense fp32 or bf16 tensor in host memory, or such a part of one."""
     part = part_of(p)
     return (
-        is_on_host(p)
+        part.device.type == "cpu"
         and part.dtype in (torch.float32, torch.bfloat16)
         and is_plain(part)
         and not group["differentiable"]
@@ -87,15 +89,14 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
 
 def is_plain(tensor: torch.Tensor) -> bool:
     """Whether a tensor is of no class that changes what operators do, or the trace's stand-in for such a one."""
-    of_torch = type(tensor) in (torch.Tensor, torch.nn.Parameter)
-    return tensor.layout is torch.strided and (of_torch or is_traced(tensor))
+    return tensor.layout is torch.strided and (type(tensor) in _PLAIN or is_traced(tensor))
 
 
 def is_traced(p: torch.Tensor) -> bool:
     """Whether `p` is a fake tensor, which has no memory, because a step is being traced."""
     # The module is not imported here. If nobody has imported it, no tensor is fake.
     kind = getattr(sys.modules.get("torch._subclasses.fake_tensor"), "FakeTensor", ())
-    return isinstance(part_of(p), kind)
+    return type(p) not in _PLAIN and isinstance(part_of(p), kind)
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
@@ -118,9 +119,11 @@ def laid_out_as(p: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(p, dtype=tensor.dtype, memory_format=torch.preserve_format).copy_(tensor)
 
 
-def layout_of(values: dict[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shape and strides of a state in memory, of this rank's part if it is divided."""
-    tensor = part_of(values["exp_avg_8bit"] if "exp_avg_8bit" in values else values["exp_avg"])
+def layout_of(p: torch.Tensor, values: dict[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and strides of a state of `p` in memory, of this rank's part if it is divided."""
+    tensor = values["exp_avg_8bit"] if "exp_avg_8bit" in values else values["exp_avg"]
+    if is_shard(p):
+        tensor = part_of(tensor)
     return tuple(tensor.shape), tuple(tensor.stride())
 
 

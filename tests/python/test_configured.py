@@ -87,11 +87,12 @@ def test_the_program_counts_only_adapters_as_trained(tmp_path: pathlib.Path) -> 
     assert adapted["need_bytes"] < whole["need_bytes"]
 
 
-def test_the_program_plans_state_in_a_hosts_memory_for_a_card(tmp_path: pathlib.Path) -> None:
+def test_the_program_plans_state_in_a_hosts_memory_or_on_disk_for_a_card(tmp_path: pathlib.Path) -> None:
     wide = {"vocab_size": 16384, "n_embd": 1024, "n_layer": 8, "n_head": 8, "n_positions": 256}
     transformers.GPT2Config(**wide).save_pretrained(tmp_path)
     step = ["--hf", str(tmp_path / "config.json"), "--batch", "2", "--seq", "128", "--dtype", "bfloat16"]
-    words = [*step, "--optimizer", "memscale-adamw", "--hardware", "rtx-4090", "--mode", "aggressive"]
+    card = [*step, "--optimizer", "memscale-adamw", "--hardware", "rtx-4090"]
+    words = [*card, "--mode", "aggressive"]
     budget = ["--budget", "450MB"]
     told = json.loads(_predict(*words, *budget, "--host-memory", "64GB", "--json").stdout)
     plan = told["plan"]
@@ -102,7 +103,11 @@ def test_the_program_plans_state_in_a_hosts_memory_for_a_card(tmp_path: pathlib.
     line = _predict(*words, *budget, "--host-memory", "64GB").stdout.splitlines()[-1]
     assert "memscale.apply_all_optimizations(model, optimizer, " in line
     assert 'memscale.Config(memory_budget_gb=0.45, mode="aggressive"))' in line
-    without = _predict(*words, *budget, "--host-memory", "100MB")
+    small = json.loads(_predict(*words, *budget, "--host-memory", "100MB", "--json").stdout)["plan"]
+    chosen = {option["name"] for option in small["step_options"] if option["chosen"]}
+    assert {"state_on_disk", "gradient_release"} <= chosen and "state_on_host" not in chosen
+    assert small["predicted"]["peak_bytes"] <= 450e6
+    without = _predict(*card, "--mode", "conservative", *budget, "--host-memory", "100MB")
     assert without.returncode == 1
     assert "no plan fits" in without.stderr
 

@@ -63,6 +63,18 @@ static PyObject *plan_beyond(PyObject *module, PyObject *args)
     return answer;
 }
 
+/* Ends a call that has made a plan: the plan as JSON, None if there is none, or NULL with the error. Frees both. */
+static PyObject *plan_made(int rc, ms_plan *plan, ms_ext_documents *documents, const ms_error *err)
+{
+    PyObject *answer = NULL;
+    if (ms_ext_check(rc, err) == 0) {
+        answer = plan == NULL ? Py_NewRef(Py_None) : ms_ext_take_text(ms_plan_to_json(plan));
+    }
+    ms_plan_free(plan);
+    ms_ext_documents_free(documents);
+    return answer;
+}
+
 static PyObject *plan_least(PyObject *module, PyObject *args)
 {
     (void)module;
@@ -73,17 +85,11 @@ static PyObject *plan_least(PyObject *module, PyObject *args)
     ms_ext_documents d = {0};
     ms_error err;
     ms_plan *plan = NULL;
-    PyObject *answer = NULL;
     int rc = ms_ext_documents_parse(&d, graph, hardware, config, NULL, &err);
     if (rc == MS_OK) {
         rc = ms_pipeline_least(d.graph, d.hardware, &d.config, &plan, &err);
     }
-    if (ms_ext_check(rc, &err) == 0) {
-        answer = ms_ext_take_text(ms_plan_to_json(plan));
-    }
-    ms_plan_free(plan);
-    ms_ext_documents_free(&d);
-    return answer;
+    return plan_made(rc, plan, &d, &err);
 }
 
 static PyObject *plan_again(PyObject *module, PyObject *args)
@@ -96,17 +102,11 @@ static PyObject *plan_again(PyObject *module, PyObject *args)
     ms_ext_documents d = {0};
     ms_error err;
     ms_plan *plan = NULL;
-    PyObject *answer = NULL;
     int rc = ms_ext_documents_parse(&d, graph, hardware, config, old, &err);
     if (rc == MS_OK) {
         rc = ms_plan_again(d.graph, d.hardware, &d.config, d.plan, &plan, &err);
     }
-    if (ms_ext_check(rc, &err) == 0) {
-        answer = plan == NULL ? Py_NewRef(Py_None) : ms_ext_take_text(ms_plan_to_json(plan));
-    }
-    ms_plan_free(plan);
-    ms_ext_documents_free(&d);
-    return answer;
+    return plan_made(rc, plan, &d, &err);
 }
 
 static PyMethodDef methods[] = {

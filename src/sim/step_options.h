@@ -25,8 +25,7 @@
 #define MS__HOST_BUFFER_BYTES (3 * MS__HOST_CHUNK_BYTES)
 #define MS__HOST_STREAM_BYTES (MS__HOST_BUFFER_BYTES + MS__HOST_CHUNK_BYTES)
 
-/* What a chunk of state on disk takes of a GPU while its parameters are updated: the chunk itself, and torch's
- * temporaries. */
+/* A chunk of state on disk takes these bytes of a GPU during its update: the chunk, and torch's temporaries. */
 #define MS__DISK_ON_GPU_BYTES (2 * MS__STREAM_CHUNK_BYTES)
 
 /* The most that an option may make of either. */

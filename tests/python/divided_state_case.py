@@ -142,7 +142,7 @@ def checkpoints(folder: str) -> None:
 
 
 def whole_states() -> None:
-    """What a whole state says to a divided parameter, and a divided one gathered for torch's AdamW."""
+    """A divided parameter refuses a whole state; a divided state is gathered, and loaded through torch's functions."""
     plain = net()
     theirs = torch.optim.AdamW(plain.parameters(), lr=1e-2)
     backward(plain, 0)

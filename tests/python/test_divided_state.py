@@ -36,7 +36,7 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[list[Any
 
 
 def _both(told: dict[str, list[list[Any]]], what: str) -> list[Any]:
-    """What both ranks said of it, in order."""
+    """The values that both ranks told under this name, in order."""
     first, second = told[what]
     assert first and len(first) == len(second)
     return [*first, *second]

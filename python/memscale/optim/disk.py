@@ -47,7 +47,7 @@ class _Held(NamedTuple):
         weights, moments: codes of ms_adamw_tensor.
         elements: the stream's. A moment of a parameter on a GPU has the parameter's type; the stream has it as 32-bit
             words.
-        dtype: of moments that are no codes.
+        dtype: of moments, unless they are 8-bit codes.
     """
 
     number: int
@@ -137,9 +137,8 @@ class DiskState:
             moments = {name: self._in_words(p, value) for name, value in values.items() if name in _FULL}
             values = {**values, **moments}
         # C reads only the state's own addresses, so the parameter stands in for the gradient.
-        fields = _state.addresses(part, part, {**values, "step": values["step"] - 1})
-        if not _state.is_on_host(p):
-            fields = (held.weights, held.moments, held.elements, *fields[3:])
+        _, _, _, *rest = _state.addresses(part, part, {**values, "step": values["step"] - 1})
+        fields = (held.weights, held.moments, held.elements, *rest)
         try:
             self._stream.put(held.number, fields)
         except BaseException:
@@ -278,7 +277,7 @@ def _copy_back(moments: list[torch.Tensor], updated: list[torch.Tensor]) -> None
 
 
 def _dtype_of(name: str) -> torch.dtype:
-    """The dtype of an array of a state that is no moment."""
+    """The dtype of a state's array of codes, scales or precision bits."""
     if name.endswith("_8bit"):
         return torch.uint8
     return torch.int16 if name == "low" else torch.float32

@@ -19,6 +19,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
+from ..base.divided import has_several_processes
 from ..device import kind_of
 from ..errors import BudgetInfeasibleError, IntegrationError, ProfileError
 from ..model.placement import planned_device
@@ -50,9 +51,8 @@ def session_for(
     placement: Placement | None = None,
 ) -> Session:
     """The session of a wrap: a `RankedSession` if there are several ranks, else a `Session`."""
-    import torch.distributed as distributed
 
-    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+    if has_several_processes():
         return RankedSession(model, config, optimizer, placement)
     return Session(model, config, optimizer, placement=placement)
 

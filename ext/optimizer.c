@@ -54,6 +54,25 @@ int ms_ext_read_adamw_tensor(PyObject *fields, ms_adamw_tensor *tensor)
     return 0;
 }
 
+int ms_ext_read_optimizer_form(PyObject *fields, ms_optimizer_form *form)
+{
+    unsigned int weights, moments;
+    int has_max;
+    unsigned long long count;
+    if (!PyTuple_Check(fields)) {
+        PyErr_SetString(PyExc_TypeError, "optimizer: the form of a state is a tuple");
+        return -1;
+    }
+    if (!PyArg_ParseTuple(fields, "IIpK:form", &weights, &moments, &has_max, &count)) {
+        return -1;
+    }
+    *form = (ms_optimizer_form){.weights = (ms_adamw_weights)weights,
+                                .moments = (ms_adamw_moments)moments,
+                                .has_max_exp_avg_sq = has_max != 0,
+                                .count = count};
+    return 0;
+}
+
 /* Reads a list of tensors: free them with PyMem_Free. */
 static ms_adamw_tensor *read_tensors(PyObject *list, size_t *count)
 {
@@ -180,6 +199,47 @@ static PyObject *adamw_map(PyObject *module, PyObject *is_signed)
     return values;
 }
 
+/* ---- the place of states ----------------------------------------------------------- */
+
+/* The flags as a list; NULL with an error. */
+static PyObject *moved_flags(const ms_optimizer_form *forms, Py_ssize_t count, uint64_t moved_bytes)
+{
+    uint8_t *moved = PyMem_Calloc((size_t)count + 1, 1);
+    if (moved == NULL) {
+        return PyErr_NoMemory();
+    }
+    ms_optimizer_choose_moved(forms, (size_t)count, moved_bytes, moved);
+    PyObject *flags = PyList_New(count);
+    for (Py_ssize_t i = 0; flags != NULL && i < count; i++) {
+        PyList_SetItem(flags, i, PyBool_FromLong(moved[i]));
+    }
+    PyMem_Free(moved);
+    return flags;
+}
+
+static PyObject *choose_moved(PyObject *module, PyObject *args)
+{
+    (void)module;
+    PyObject *list, *flags = NULL;
+    unsigned long long moved_bytes;
+    if (!PyArg_ParseTuple(args, "O!K:optimizer_choose_moved", &PyList_Type, &list, &moved_bytes)) {
+        return NULL;
+    }
+    Py_ssize_t count = PyList_Size(list), parsed = 0;
+    ms_optimizer_form *forms = PyMem_Calloc((size_t)count + 1, sizeof *forms);
+    if (forms == NULL) {
+        return PyErr_NoMemory();
+    }
+    while (parsed < count && ms_ext_read_optimizer_form(PyList_GetItem(list, parsed), &forms[parsed]) == 0) {
+        parsed++;
+    }
+    if (parsed == count) {
+        flags = moved_flags(forms, count, moved_bytes);
+    }
+    PyMem_Free(forms);
+    return flags;
+}
+
 static PyMethodDef methods[] = {
     MS_EXT_FUNCTION(
         "adamw_step", adamw_step, METH_VARARGS,
@@ -198,6 +258,10 @@ static PyMethodDef methods[] = {
                     "Decodes codes to fp32 values; arguments as for adamw_quantize."),
     MS_EXT_FUNCTION("adamw_map", adamw_map, METH_O, "is_signed, /", "(bool) -> list[float]",
                     "The 256 values that codes stand for."),
+    MS_EXT_FUNCTION("optimizer_choose_moved", choose_moved, METH_VARARGS, "forms, moved_bytes, /",
+                    "(list[tuple[int, int, bool, int]], int) -> list[bool]",
+                    "Which states leave the device so that at least moved_bytes (0: all) do. forms: as for "
+                    "OptimizerStream.add()."),
     {NULL, NULL, 0, NULL},
 };
 

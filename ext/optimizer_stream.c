@@ -70,20 +70,12 @@ static void stream_dealloc(PyObject *self)
 
 static PyObject *add(PyObject *self, PyObject *args)
 {
-    unsigned int weights, moments;
-    int has_max;
-    unsigned long long count;
+    ms_optimizer_form form;
     uint64_t id;
     ms_error err;
-    if (!PyArg_ParseTuple(args, "IIpK:add", &weights, &moments, &has_max, &count)) {
+    if (ms_ext_read_optimizer_form(args, &form) != 0) {
         return NULL;
     }
-    ms_optimizer_form form = {
-        .weights = (ms_adamw_weights)weights,
-        .moments = (ms_adamw_moments)moments,
-        .has_max_exp_avg_sq = has_max != 0,
-        .count = count,
-    };
     int rc;
     MS_EXT_UNLOCKED(rc = ms_optimizer_stream_add(stream_of(self), &form, &id, &err));
     if (ms_ext_check(rc, &err) != 0) {

@@ -131,9 +131,9 @@ static PyObject *plan_for_optimizer(PyObject *module, PyObject *args)
     if (ms_ext_check(ms_ext_documents_parse(&d, NULL, NULL, config, plan, &err), &err) == 0) {
         ms_plan_optimizer wanted = ms_plan_for_optimizer(d.plan, &d.config);
         answer =
-            Py_BuildValue("(OOOOK)", wanted.state_on_disk ? Py_True : Py_False, wanted.releases ? Py_True : Py_False,
+            Py_BuildValue("(OOOOKK)", wanted.state_on_disk ? Py_True : Py_False, wanted.releases ? Py_True : Py_False,
                           wanted.may_release ? Py_True : Py_False, wanted.state_on_host ? Py_True : Py_False,
-                          (unsigned long long)wanted.state_buffer_bytes);
+                          (unsigned long long)wanted.state_buffer_bytes, (unsigned long long)wanted.state_moved_bytes);
     }
     ms_ext_documents_free(&d);
     return answer;
@@ -309,16 +309,15 @@ static PyObject *replay_of(const ms_replay *replay, const ms_sample *samples, ui
         "disk_peak_bytes", (unsigned long long)replay->tier_peak_bytes[2], "timeline", timeline_of(samples, count));
 }
 
-/* Copies the plan's choices for each node of this graph. `techniques` has room for two rows: the technique, and how
- * many two-valued storages become bits. */
-static int techniques_of(const ms_ext_documents *d, uint8_t *techniques, ms_error *err)
+/* Replays the step under the plan's choices. `rows` has room for two bytes a node. */
+static int simulate_plan(const ms_ext_documents *d, uint8_t *rows, ms_replay *replay, ms_sample *samples, ms_error *err)
 {
     if (d->plan->entry_count != d->graph->node_count) {
         return ms_fail(err, MS_EINVAL, "plan_simulate: the plan has %u entries, the graph %u nodes",
                        d->plan->entry_count, d->graph->node_count);
     }
-    ms_plan_copy_choices(d->plan, techniques, techniques + d->graph->node_count);
-    return MS_OK;
+    ms_choices choices = ms_plan_choices(d->plan, rows);
+    return ms_simulate(d->graph, d->hardware, &choices, replay, samples, err);
 }
 
 static PyObject *plan_simulate(PyObject *module, PyObject *args)
@@ -330,31 +329,21 @@ static PyObject *plan_simulate(PyObject *module, PyObject *args)
     }
     ms_ext_documents d = {0};
     ms_error err;
-    uint8_t *techniques = NULL;
+    uint8_t *rows = NULL;
     ms_sample *samples = NULL;
     ms_replay replay;
     PyObject *answer = NULL;
     int rc = ms_ext_documents_parse(&d, graph, hardware, NULL, plan, &err);
     if (rc == MS_OK) {
-        techniques = ms_calloc(d.graph->node_count, 2);
+        rows = ms_calloc(d.graph->node_count, 2);
         samples = ms_calloc(d.graph->node_count, 2 * sizeof *samples);
-        rc = techniques == NULL || samples == NULL ? ms_fail(&err, MS_ENOMEM, "out of memory")
-                                                   : techniques_of(&d, techniques, &err);
-    }
-    if (rc == MS_OK) {
-        ms_choices choices = {.technique = techniques,
-                              .packed = techniques + d.graph->node_count,
-                              .step_options = ms_plan_step_options(d.plan),
-                              .offload_min_bytes = d.plan->offload_min_bytes,
-                              .write_window_bytes = d.plan->write_window_bytes,
-                              .read_window_bytes = d.plan->read_window_bytes,
-                              .ceiling_bytes = d.plan->ceiling_bytes};
-        rc = ms_simulate(d.graph, d.hardware, &choices, &replay, samples, &err);
+        rc = rows == NULL || samples == NULL ? ms_fail(&err, MS_ENOMEM, "out of memory")
+                                             : simulate_plan(&d, rows, &replay, samples, &err);
     }
     if (ms_ext_check(rc, &err) == 0) {
         answer = replay_of(&replay, samples, 2 * d.graph->node_count);
     }
-    ms_free(techniques);
+    ms_free(rows);
     ms_free(samples);
     ms_ext_documents_free(&d);
     return answer;
@@ -377,10 +366,10 @@ static PyMethodDef methods[] = {
                     "The reasons for an entry; entry -1 is the whole plan."),
     MS_EXT_FUNCTION(
         "plan_for_optimizer", plan_for_optimizer, METH_VARARGS, "plan, config, /",
-        "(str | None, str) -> tuple[bool, bool, bool, bool, int]",
+        "(str | None, str) -> tuple[bool, bool, bool, bool, int, int]",
         "For memscale's own optimizer: keep its state on disk, release gradients, watch whether the loop needs them, "
         "keep the state of a GPU's parameters in host memory, the bytes of the buffers of either (0: as few as "
-        "possible). False and 0 without a plan."),
+        "possible), at least how many bytes of state leave the device (0: all). False and 0 without a plan."),
     MS_EXT_FUNCTION(
         "plan_rehearse", plan_rehearse, METH_VARARGS, "graph, hardware, plan, /",
         "(str, str, str) -> tuple[bool, str, str]",

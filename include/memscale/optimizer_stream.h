@@ -80,6 +80,12 @@ typedef struct ms_optimizer_stream ms_optimizer_stream;
 /* Whether the state of a tensor of `elements` is worth streaming. */
 MS_API bool ms_optimizer_stream_takes(uint64_t elements);
 
+/* Chooses the states that leave the device if a plan moves at least `moved_bytes` (0: all) of them: moved[i] becomes 1,
+ * else 0. No state could stay without the others having less. They are spread over the list, because updates in backward
+ * hide transfers best if many layers have some. */
+MS_API void ms_optimizer_choose_moved(const ms_optimizer_form *forms, size_t count, uint64_t moved_bytes,
+                                      uint8_t *moved);
+
 /* The elements of a state in host memory that share a buffer of the GPU, if a state has `arrays` arrays of
  * `item_bytes` an element (both at least 1): whole multiples of 512, so that arrays in a buffer are aligned. */
 MS_API uint64_t ms_optimizer_host_elements(uint32_t arrays, uint32_t item_bytes);

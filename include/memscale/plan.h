@@ -175,6 +175,9 @@ typedef struct ms_plan {
     uint64_t smallest_budget_bytes; /* smallest budget that has a plan; 0: not searched (skipped). For a
                                      * forced plan: the smallest that any plan meets in this loop */
     uint64_t state_buffer_bytes; /* for optimizer state off the device, with STATE_READ_AHEAD; 0: the usual buffers */
+    uint64_t
+        state_moved_bytes; /* of optimizer state, by STATE_ON_DISK or STATE_ON_HOST, which move whole states: at least
+                                  * so many bytes; 0: all that may move */
     bool skipped; /* comfortable fit: everything is kept */
     bool over_target; /* no plan meets the default target; this one is the smallest */
     char *decision_source; /* "user_config" unless a policy chose */
@@ -203,8 +206,9 @@ MS_API int ms_plan_uniform(const ms_graph *graph, const ms_hardware *hardware, c
 MS_API int ms_plan_again(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
                          const ms_plan *old, ms_plan **plan, ms_error *err);
 
-/* Copies the choices for ms_choices; both arrays have room for entry_count. */
-MS_API void ms_plan_copy_choices(const ms_plan *plan, uint8_t *techniques, uint8_t *packed);
+/* The plan's choices for ms_simulate(). They point into `rows`, which has room for 2 x entry_count: techniques, then numbers
+ * of packed storages. */
+MS_API ms_choices ms_plan_choices(const ms_plan *plan, uint8_t *rows);
 
 /* The chosen step options as a mask of ms_step_option. */
 MS_API uint32_t ms_plan_step_options(const ms_plan *plan);
@@ -212,8 +216,9 @@ MS_API uint32_t ms_plan_step_options(const ms_plan *plan);
 /* The plan's part for an optimizer of memscale. */
 typedef struct ms_plan_optimizer {
     bool state_on_disk;
-    uint64_t state_buffer_bytes; /* for both; 0: the usual buffers */
     bool state_on_host; /* of parameters on a GPU */
+    uint64_t state_buffer_bytes; /* for both; 0: the usual buffers */
+    uint64_t state_moved_bytes; /* for both: at least so many; 0: all that may move */
     bool releases; /* each gradient is used and freed inside backward */
     bool may_release; /* a later plan may release gradients: the caller watches whether the loop needs them */
 } ms_plan_optimizer;

@@ -70,6 +70,7 @@ typedef struct ms_choices {
     bool host_leads;             /* GPU: the host runs as far ahead of it as it can; see sim.h */
     bool waits;                  /* GPU: the end of each layer waits for its stores, nothing is fetched ahead */
     uint64_t pinned_bytes; /* GPU: host memory to pin; what exceeds it moves at the rates of pageable memory. 0: all */
+    uint64_t state_moved_bytes; /* that STATE_ON_DISK or STATE_ON_HOST moves off the device. 0: all that may move */
 } ms_choices;
 
 /* ---- simulator ------------------------------------------------------------ */

@@ -768,6 +768,9 @@ def operator_row_kind(name: str, is_pointwise: bool, /) -> str:
 def operator_takes_workspace(name: str, /) -> bool:
     """Whether an operator of that name may take memory beside operands and results on a CPU."""
 
+def optimizer_choose_moved(forms: list[tuple[int, int, bool, int]], moved_bytes: int, /) -> list[bool]:
+    """Which states leave the device so that at least moved_bytes (0: all) do. forms: as for OptimizerStream.add()."""
+
 def optimizer_host_elements(arrays: int, item_bytes: int, /) -> int:
     """The elements of a state in host memory that share a buffer of the GPU."""
 
@@ -810,10 +813,10 @@ def plan_evaluation(config: str, before_bytes: int, peak_bytes: int, rows: int, 
 def plan_explain(plan: str, entry: int, /) -> str:
     """The reasons for an entry; entry -1 is the whole plan."""
 
-def plan_for_optimizer(plan: str | None, config: str, /) -> tuple[bool, bool, bool, bool, int]:
+def plan_for_optimizer(plan: str | None, config: str, /) -> tuple[bool, bool, bool, bool, int, int]:
     """For memscale's own optimizer: keep its state on disk, release gradients, watch whether the loop needs them, keep
-    the state of a GPU's parameters in host memory, the bytes of the buffers of either (0: as few as possible).
-    False and 0 without a plan.
+    the state of a GPU's parameters in host memory, the bytes of the buffers of either (0: as few as possible), at
+    least how many bytes of state leave the device (0: all). False and 0 without a plan.
     """
 
 def plan_intent(hardware: str, config: str, model: str, parameter_bytes: int, /) -> str:

@@ -50,14 +50,7 @@ static int page_take_samples(page *p, ms_error *err)
         ms_free(techniques);
         return ms_fail(err, MS_ENOMEM, "report: out of memory for %u nodes", nodes);
     }
-    ms_plan_copy_choices(r->plan, techniques, techniques + nodes);
-    ms_choices choices = {.technique = techniques,
-                          .packed = techniques + nodes,
-                          .offload_min_bytes = r->plan->offload_min_bytes,
-                          .write_window_bytes = r->plan->write_window_bytes,
-                          .read_window_bytes = r->plan->read_window_bytes,
-                          .ceiling_bytes = r->plan->ceiling_bytes,
-                          .step_options = ms_plan_step_options(r->plan)};
+    ms_choices choices = ms_plan_choices(r->plan, techniques);
     uint64_t reserve_bytes = ms__process_reserve(&r->hardware->process, r->graph);
     int rc = ms_simulate(r->graph, r->hardware, &choices, &replay, p->samples, err);
     memset(techniques, 0, (size_t)nodes * 2);

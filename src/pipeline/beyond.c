@@ -177,7 +177,8 @@ int ms_pipeline_least(const ms_graph *graph, const ms_hardware *hardware, const 
 static bool same_choices(const ms_plan *a, const ms_plan *b)
 {
     bool same = a->entry_count == b->entry_count && ms_plan_step_options(a) == ms_plan_step_options(b) &&
-                a->write_window_bytes == b->write_window_bytes && a->read_window_bytes == b->read_window_bytes;
+                a->state_moved_bytes == b->state_moved_bytes && a->write_window_bytes == b->write_window_bytes &&
+                a->read_window_bytes == b->read_window_bytes;
     for (uint32_t i = 0; same && i < a->entry_count; i++) {
         same = a->entries[i].technique == b->entries[i].technique &&
                a->entries[i].packing.packed == b->entries[i].packing.packed;

@@ -63,6 +63,14 @@ static ms_hardware with_window(const ms_hardware *hardware, const ms_streaming *
     return with;
 }
 
+/* The bytes of optimizer state that a plan has on disk. */
+static uint64_t state_on_disk(const ms_graph *graph, const ms_plan *plan)
+{
+    uint64_t most_bytes = plan->state_moved_bytes > 0 ? plan->state_moved_bytes : UINT64_MAX;
+    bool moves = plan->step_options[MS_STEP_STATE_ON_DISK].chosen;
+    return moves ? ms__min_u64(ms__streamed_state_bytes(&graph->loop), most_bytes) : 0;
+}
+
 /* The time of a step with this window. MS_EINFEASIBLE also if a plan exists but misses the default target. A window that
  * alone exceeds the budget needs no plan; the least one gets it all the same, for its error. */
 static int try_window(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
@@ -75,8 +83,7 @@ static int try_window(const ms_graph *graph, const ms_hardware *hardware, const 
     }
     int rc = ms__pipeline_plan(graph, &with, config, &plan, err);
     if (rc == MS_OK) {
-        bool state_moves = plan->step_options[MS_STEP_STATE_ON_DISK].chosen;
-        uint64_t disk_ns = ms__add_sat(choice->moved_ns, state_moves ? ms__state_moving_ns(&graph->loop, hardware) : 0);
+        uint64_t disk_ns = ms__add_sat(choice->moved_ns, ms__state_moving_ns(state_on_disk(graph, plan), hardware));
         choice->step_ns = ms__max_u64(ms__add_sat(plan->replay.step_ns, choice->handled_ns), disk_ns);
         rc = plan->over_target && choice->window_bytes > streaming->least_bytes ? MS_EINFEASIBLE : MS_OK;
     }

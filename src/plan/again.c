@@ -64,7 +64,7 @@ static void load_choices(ms__search *search, const ms_plan *old)
 /* Adds the old choices as a candidate, after the one that keeps everything. Returns whether they can be replayed. */
 static bool add_choices(ms__search *search, const ms_plan *old, size_t *candidate)
 {
-    uint32_t step = ms__search_find_step(search, ms_plan_step_options(old));
+    uint32_t step = ms__search_step_for(search, ms_plan_step_options(old), old->state_moved_bytes);
     uint32_t window = window_of(search, old);
     ms__search_keep_all(search);
     ms__search_add(search, 0, true);

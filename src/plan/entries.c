@@ -137,11 +137,12 @@ void ms__plan_fill_options(ms__search *search, const ms__variant *chosen, ms_pla
 {
     entry_alternatives a = {search, &search->items[chosen->candidate], chosen->bytes, chosen->bytes, plan};
     uint32_t options = search->steps[a.chosen->step].options;
+    uint64_t moved_bytes = search->steps[a.chosen->step].moved_bytes;
     ms__search_load(search, chosen->candidate);
     ms__outcome mine = entry_replay(&a, 0, search->scratch[0]);
     for (uint32_t i = 0; i < MS_STEP_OPTION_COUNT; i++) {
         ms_plan_option *option = &plan->step_options[i];
-        uint32_t other = ms__search_find_step(search, ms__step_options_toggle(options, i));
+        uint32_t other = ms__search_step_for(search, ms__step_options_toggle(options, i), moved_bytes);
         option->chosen = (options & 1u << i) != 0;
         if (other == search->step_count) {
             continue; /* not admitted */

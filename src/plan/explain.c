@@ -244,9 +244,12 @@ static bool was_admitted(const ms_plan_option *option)
     return option->chosen || option->rule == MS_RULE_PRESSURE || option->rule == MS_RULE_FORCED;
 }
 
-static void explain_option(ms__text *text, ms_step_option which, const ms_plan_option *option)
+static void explain_option(ms__text *text, const ms_plan *plan, ms_step_option which)
 {
-    ms__text_add(text, "  option     %s is %s: ", ms_step_option_name(which), option->chosen ? "on" : "off");
+    const ms_plan_option *option = &plan->step_options[which];
+    ms__text_add(text, "  option     ");
+    ms__plan_add_option(text, plan, which);
+    ms__text_add(text, " is %s: ", option->chosen ? "on" : "off");
     if (!was_admitted(option)) {
         ms__text_add(text, "%s - %s\n", ms_rule_name((ms_rule)option->rule), ms_rule_text((ms_rule)option->rule));
         return;
@@ -263,7 +266,7 @@ static void explain_option(ms__text *text, ms_step_option which, const ms_plan_o
 static void explain_options(ms__text *text, const ms_plan *plan)
 {
     for (int i = 0; i < MS_STEP_OPTION_COUNT; i++) {
-        explain_option(text, (ms_step_option)i, &plan->step_options[i]);
+        explain_option(text, plan, (ms_step_option)i);
     }
 }
 

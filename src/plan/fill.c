@@ -86,6 +86,7 @@ void ms__plan_fill(ms__search *search, const ms__variant *chosen, uint64_t room_
     plan->host_cap_bytes = search->tier_cap_bytes[MS__HOST_TIER];
     bool reads_ahead = (search->steps[candidate->step].options & 1u << MS_STEP_STATE_READ_AHEAD) != 0;
     plan->state_buffer_bytes = reads_ahead ? search->sim->state.buffer_bytes : 0;
+    plan->state_moved_bytes = search->steps[candidate->step].moved_bytes;
     uint64_t peak = search->sim->on_host ? ms__plan_peak(search, chosen, room_bytes) : chosen->bytes;
     ms__plan_expect(search, chosen, peak, &plan->replay);
     if (search->sim->on_host) {

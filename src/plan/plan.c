@@ -85,8 +85,9 @@ ms_plan_optimizer ms_plan_for_optimizer(const ms_plan *plan, const ms_config *co
     }
     return (ms_plan_optimizer){
         .state_on_disk = plan->step_options[MS_STEP_STATE_ON_DISK].chosen,
-        .state_buffer_bytes = plan->step_options[MS_STEP_STATE_READ_AHEAD].chosen ? plan->state_buffer_bytes : 0,
         .state_on_host = plan->step_options[MS_STEP_STATE_ON_HOST].chosen,
+        .state_buffer_bytes = plan->step_options[MS_STEP_STATE_READ_AHEAD].chosen ? plan->state_buffer_bytes : 0,
+        .state_moved_bytes = plan->state_moved_bytes,
         .releases = plan->step_options[MS_STEP_GRADIENT_RELEASE].chosen,
         .may_release = config->mode == MS_MODE_AGGRESSIVE,
     };
@@ -103,12 +104,20 @@ uint32_t ms__plan_packed(const ms_plan *plan, uint32_t *tensors)
     return packed;
 }
 
-void ms_plan_copy_choices(const ms_plan *plan, uint8_t *techniques, uint8_t *packed)
+ms_choices ms_plan_choices(const ms_plan *plan, uint8_t *rows)
 {
     for (uint32_t i = 0; i < plan->entry_count; i++) {
-        techniques[i] = (uint8_t)plan->entries[i].technique;
-        packed[i] = (uint8_t)plan->entries[i].packing.packed;
+        rows[i] = (uint8_t)plan->entries[i].technique;
+        rows[plan->entry_count + i] = (uint8_t)plan->entries[i].packing.packed;
     }
+    return (ms_choices){.technique = rows,
+                        .packed = rows + plan->entry_count,
+                        .step_options = ms_plan_step_options(plan),
+                        .offload_min_bytes = plan->offload_min_bytes,
+                        .write_window_bytes = plan->write_window_bytes,
+                        .read_window_bytes = plan->read_window_bytes,
+                        .ceiling_bytes = plan->ceiling_bytes,
+                        .state_moved_bytes = plan->state_moved_bytes};
 }
 
 void ms__plan_count(const ms_plan *plan, uint32_t counts[MS_TECHNIQUE_COUNT])

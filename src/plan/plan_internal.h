@@ -74,6 +74,8 @@ void ms__plan_fill_options(ms__search *search, const ms__variant *chosen, ms_pla
 uint32_t ms__plan_packed(const ms_plan *plan, uint32_t *tensors);
 /* Adds a line with these numbers, their bytes and time (table.c). */
 void ms__plan_add_machine(ms__text *text, const ms_hardware *hardware);
+/* The option's name; if the plan moves a part of the optimizer's state, also how much. */
+void ms__plan_add_option(ms__text *text, const ms_plan *plan, ms_step_option which);
 void ms__plan_add_packed(ms__text *text, const char *label, const ms_plan *plan);
 
 /* The number of layers (not the root's nodes) for each technique. */

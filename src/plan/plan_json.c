@@ -166,6 +166,9 @@ char *ms_plan_to_json(const ms_plan *plan)
     if (plan->state_buffer_bytes > 0) {
         ms__json_put_saturated(&writer, root, "state_buffer_bytes", plan->state_buffer_bytes);
     }
+    if (plan->state_moved_bytes > 0) {
+        ms__json_put_saturated(&writer, root, "state_moved_bytes", plan->state_moved_bytes);
+    }
     put_object(&writer, root, "settings", setting_fields, COUNT(setting_fields), plan);
     ms__json_put_u64_or_null(&writer, root, "smallest_budget_bytes",
                              ms__min_u64(plan->smallest_budget_bytes, INT64_MAX), 0);
@@ -353,6 +356,9 @@ static int read_facts(const ms__json_at *root, ms_plan *plan)
         rc = ms__json_u64_or(root, "state_buffer_bytes", 1, MS__STREAM_BUFFER_MOST_BYTES, 0, &plan->state_buffer_bytes);
     }
     if (rc == MS_OK) {
+        rc = ms__json_u64_or(root, "state_moved_bytes", 1, INT64_MAX, 0, &plan->state_moved_bytes);
+    }
+    if (rc == MS_OK) {
         rc = read_object(root, "settings", setting_fields, COUNT(setting_fields), plan);
     }
     if (rc == MS_OK) {
@@ -363,16 +369,13 @@ static int read_facts(const ms__json_at *root, ms_plan *plan)
 
 static int read_plan(const ms__json_at *root, ms_plan *plan)
 {
-    static const char *const names[] = {"version",       "model",
-                                        "signature",     "decision_source",
-                                        "skipped",       "over_target",
-                                        "assumed",       "pressure",
-                                        "predicted",     "unoptimized",
-                                        "reserve_bytes", "state_buffer_bytes",
-                                        "settings",      "smallest_budget_bytes",
-                                        "fallback",      "step_options",
-                                        "explanation",   "selections",
-                                        "entries"};
+    static const char *const names[] = {"version",           "model",         "signature",
+                                        "decision_source",   "skipped",       "over_target",
+                                        "assumed",           "pressure",      "predicted",
+                                        "unoptimized",       "reserve_bytes", "state_buffer_bytes",
+                                        "state_moved_bytes", "settings",      "smallest_budget_bytes",
+                                        "fallback",          "step_options",  "explanation",
+                                        "selections",        "entries"};
     int rc = ms__json_version(root, 1, 1, NULL);
     if (rc == MS_OK) {
         rc = ms__json_only(root, names, COUNT(names));

@@ -9,9 +9,10 @@
 #include "plan/explain_internal.h"
 
 enum { FRONT_MOST = 48, UNIFORM_MOST = 128, SMALLEST_MOST = 8 };
-enum { FINALISTS_MOST = 8 * FRONT_MOST + UNIFORM_MOST + SMALLEST_MOST };
+enum { FINALISTS_MOST = 12 * FRONT_MOST + UNIFORM_MOST + SMALLEST_MOST };
 enum { SELECTIVE_PART = 4, SEGMENT_PART = 4, SEGMENT_REPLAYS_LEAST = 96 };
 enum { PACKING_PART = 3, PACKING_REPLAYS_LEAST = 160 };
+enum { STATE_PART = 4, STATE_REPLAYS_LEAST = 192 };
 
 static size_t add_finalist(size_t *finalists, size_t count, size_t candidate)
 {
@@ -38,19 +39,28 @@ static size_t list_smallest(const ms__search *search, size_t *finalists, size_t 
     return count;
 }
 
-/* Candidates worth a closer look at any budget: the fronts, with and without a cache, of all and of light
- * ones; the uniform plans; and the smallest. Candidates with bit packing have fronts of their own, so they
- * displace no other. */
-static size_t list_finalists(ms__search *search, size_t *finalists)
+/* Adds the fronts, with and without a cache, of the first `among` candidates and of the light ones of them. */
+static size_t list_fronts(ms__search *search, size_t among, size_t *finalists, size_t count)
 {
-    size_t front[FRONT_MOST], count = 0;
-    for (int i = 0; i < (search->plain_count < search->count ? 8 : 4); i++) {
-        ms__front_kind kind = i % 4 < 2 ? MS__FRONT_UNCACHED : MS__FRONT_CACHED;
-        size_t among = i < 4 ? search->plain_count : search->count;
+    size_t front[FRONT_MOST];
+    for (int i = 0; i < 4; i++) {
+        ms__front_kind kind = i < 2 ? MS__FRONT_UNCACHED : MS__FRONT_CACHED;
         size_t found = ms__search_front(search, kind, i % 2 == 1, among, front, FRONT_MOST);
         for (size_t f = 0; f < found; f++) {
             count = add_finalist(finalists, count, front[f]);
         }
+    }
+    return count;
+}
+
+/* Candidates worth a closer look at any budget: the fronts, the uniform plans, and the smallest. Candidates with bit
+ * packing have fronts of their own, and so have those with a part of the state moved: they displace no other. */
+static size_t list_finalists(ms__search *search, size_t *finalists)
+{
+    const size_t among[] = {search->plain_count, search->whole_count, search->count};
+    size_t count = 0;
+    for (size_t i = 0; i < sizeof among / sizeof among[0]; i++) {
+        count = i == 0 || among[i] > among[i - 1] ? list_fronts(search, among[i], finalists, count) : count;
     }
     size_t uniform = 0;
     for (size_t i = 0; i < search->count && uniform < UNIFORM_MOST; i++) {
@@ -64,7 +74,7 @@ static size_t list_finalists(ms__search *search, size_t *finalists)
 
 /* The range of each step's uniform candidates among the items. */
 typedef struct uniforms {
-    size_t first[MS__STEPS_MOST + 1];
+    size_t first[MS__STEPS_COMBINED_MOST + 1];
 } uniforms;
 
 static void propose_uniform(ms__search *search, uniforms *made)
@@ -172,10 +182,22 @@ static void propose_packing(ms__search *search, uint32_t count)
     ms__families_refine(search);
 }
 
+/* The same, on the best of all candidates that move all state or none. */
+static void propose_parts(ms__search *search)
+{
+    search->whole_count = search->count;
+    if (search->forced) { /* its peak is to be the smallest */
+        return;
+    }
+    search->replays_left =
+        ms__max_u64(search->replays_most / STATE_PART, ms__search_share(search, STATE_REPLAYS_LEAST));
+    ms__families_state(search);
+}
+
 static void solver_propose(ms__search *search)
 {
     uniforms made;
-    uint32_t steps[MS__STEPS_MOST];
+    uint32_t steps[MS__STEPS_COMBINED_MOST];
     propose_uniform(search, &made);
     if (search->out_of_memory) {
         return;
@@ -195,6 +217,7 @@ static void solver_propose(ms__search *search)
     propose_selective(search, steps, count);
     propose_segments(search, steps, count);
     propose_packing(search, count);
+    propose_parts(search);
 }
 
 /* At low pressure, candidates that are not light must fit the budget at which low pressure begins, or the
@@ -362,6 +385,9 @@ static int solver_solve(ms__search *search, const ms_pressure *pressure, ms__lim
     }
     ms__plan_fill_entries(search, &made.variant, made.room_bytes, plan);
     ms__plan_fill_options(search, &made.variant, plan);
+    if (search->out_of_memory) {
+        return ms_fail(err, MS_ENOMEM, "solver: out of memory for the options' reasons");
+    }
     return solver_explain(search, &made.variant, plan, err);
 }
 

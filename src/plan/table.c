@@ -71,6 +71,14 @@ static bool has_effect(const ms_plan_option *option)
     return option->chosen && (option->saved_bytes > 0 || option->gain_ns > 0);
 }
 
+void ms__plan_add_option(ms__text *text, const ms_plan *plan, ms_step_option which)
+{
+    ms__text_add(text, "%s", ms_step_option_name(which));
+    if (plan->step_options[which].chosen && (MS__STATE_MOVES & 1u << which) != 0 && plan->state_moved_bytes > 0) {
+        ms__text_add(text, " (%s of it)", ms__text_bytes(plan->state_moved_bytes).text);
+    }
+}
+
 /* The chosen step options, each with its bytes and time. */
 static void add_options(ms__text *text, const ms_plan *plan)
 {
@@ -80,7 +88,9 @@ static void add_options(ms__text *text, const ms_plan *plan)
         if (!has_effect(option)) {
             continue;
         }
-        ms__text_add(text, "%s%s:", any ? "; " : "  options     ", ms_step_option_name((ms_step_option)i));
+        ms__text_add(text, any ? "; " : "  options     ");
+        ms__plan_add_option(text, plan, (ms_step_option)i);
+        ms__text_add(text, ":");
         if (option->saved_bytes > 0) {
             ms__text_add(text, " frees %s,", ms__text_bytes(option->saved_bytes).text);
         }

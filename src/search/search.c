@@ -102,19 +102,23 @@ static void find_movable(ms__search *search, const ms_graph *graph)
     search->root_technique = host ? MS_TECHNIQUE_OFFLOAD_HOST : MS_TECHNIQUE_OFFLOAD_DISK;
 }
 
+static int add_step(ms__search *search, uint32_t options, uint64_t moved_bytes, ms_error *err)
+{
+    ms__search_step *step = &search->steps[search->step_count];
+    *step = (ms__search_step){.options = options, .moved_bytes = moved_bytes};
+    int rc = ms__step_sim_new(search->graph, search->hardware, options, moved_bytes, &step->sim, err);
+    search->step_count += rc == MS_OK;
+    return rc;
+}
+
 /* Every combination of options that agree, fewest bits first. */
-static int open_steps(const ms_graph *graph, const ms_hardware *hardware, uint32_t options, ms__search *search,
-                      ms_error *err)
+static int open_steps(uint32_t options, ms__search *search, ms_error *err)
 {
     int rc = MS_OK;
-    for (uint32_t mask = 0; rc == MS_OK && mask <= options && search->step_count < MS__STEPS_MOST; mask++) {
-        if ((mask & ~options) != 0 || !ms__step_options_agree(mask)) {
-            continue;
+    for (uint32_t mask = 0; rc == MS_OK && mask <= options && search->step_count < MS__STEPS_COMBINED_MOST; mask++) {
+        if ((mask & ~options) == 0 && ms__step_options_agree(mask)) {
+            rc = add_step(search, mask, 0, err);
         }
-        ms__search_step *step = &search->steps[search->step_count];
-        rc = ms__step_sim_new(graph, hardware, mask, &step->sim, err);
-        step->options = mask;
-        search->step_count += rc == MS_OK;
     }
     return rc;
 }
@@ -125,13 +129,30 @@ void ms__search_use(ms__search *search, uint32_t step)
     search->sim = search->steps[step].sim;
 }
 
-uint32_t ms__search_find_step(const ms__search *search, uint32_t options)
+static uint32_t find_step(const ms__search *search, uint32_t options, uint64_t moved_bytes)
 {
     uint32_t step = 0;
-    while (step < search->step_count && search->steps[step].options != options) {
+    while (step < search->step_count &&
+           (search->steps[step].options != options || search->steps[step].moved_bytes != moved_bytes)) {
         step++;
     }
     return step;
+}
+
+uint32_t ms__search_find_step(const ms__search *search, uint32_t options)
+{
+    return find_step(search, options, 0);
+}
+
+uint32_t ms__search_step_for(ms__search *search, uint32_t options, uint64_t moved_bytes)
+{
+    bool is_part = (options & MS__STATE_MOVES) != 0 && moved_bytes > 0;
+    uint32_t whole = find_step(search, options, 0);
+    uint32_t found = is_part && whole < search->step_count ? find_step(search, options, moved_bytes) : whole;
+    if (is_part && whole < search->step_count && found == search->step_count && found < MS__STEPS_MOST) {
+        search->out_of_memory |= add_step(search, options, moved_bytes, NULL) != MS_OK;
+    }
+    return found;
 }
 
 static bool any_bits(const ms__search *search)
@@ -147,7 +168,9 @@ int ms__search_open(const ms_graph *graph, const ms_hardware *hardware, const ms
                     const ms_admission *admissions, bool forced, uint32_t options, ms__search *search, ms_error *err)
 {
     memset(search, 0, sizeof *search);
-    int rc = open_steps(graph, hardware, options, search, err);
+    search->graph = graph;
+    search->hardware = hardware;
+    int rc = open_steps(options, search, err);
     if (rc != MS_OK) {
         ms__search_close(search);
         return rc;
@@ -237,6 +260,7 @@ ms_choices ms__search_choices(const ms__search *search, const uint8_t *row, uint
                         .host_leads = !search->forced, /* nothing has to fit */
                         .waits = search->waits,
                         .pinned_bytes = search->pinned_bytes,
+                        .state_moved_bytes = search->steps[search->step].moved_bytes,
                         .ceiling_bytes = ceiling_bytes};
 }
 

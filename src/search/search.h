@@ -11,7 +11,8 @@
 
 #include "sim/step_options.h"
 
-enum { MS__WINDOW_COUNT = 3, MS__STEPS_MOST = 32 };
+/* COMBINED: steps made of the options alone. The others move a part of the optimizer's state. */
+enum { MS__WINDOW_COUNT = 3, MS__STEPS_COMBINED_MOST = 32, MS__STEPS_MOST = 128 };
 
 /* Admission bits: CHAINED techniques, whose argument the layers before recompute; SELECTIVE ones; and the rest,
  * which treat a WHOLE layer alike. */
@@ -29,6 +30,7 @@ typedef struct ms__window {
 /* A set of step options, and its step. */
 typedef struct ms__search_step {
     uint32_t options; /* bits of ms_step_option */
+    uint64_t moved_bytes; /* of optimizer state, if the options move it: see ms_choices */
     ms__sim *sim;
 } ms__search_step;
 
@@ -48,6 +50,8 @@ typedef struct ms__candidate {
 } ms__candidate;
 
 typedef struct ms__search {
+    const ms_graph *graph;
+    const ms_hardware *hardware;
     ms__search_step steps[MS__STEPS_MOST]; /* the first has no options */
     uint32_t step_count;
     uint32_t step;             /* the step in use: see ms__search_use() */
@@ -73,6 +77,7 @@ typedef struct ms__search {
     uint64_t replays_most;     /* initial replays_left */
     uint32_t permille;         /* share of the replays that the configuration grants */
     size_t plain_count;        /* candidates made before bit packing */
+    size_t whole_count;        /* candidates made before state moved in part */
     bool packing_offered;      /* refinement packs and unpacks single nodes */
     bool forced;
     ms__candidate *items;
@@ -86,7 +91,7 @@ typedef struct ms__search {
     bool out_of_memory;
 } ms__search;
 
-/* `options`: the admitted step options. MS_ENOMEM. */
+/* `options`: the admitted step options. Keeps pointers to graph and hardware. MS_ENOMEM. */
 int ms__search_open(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
                     const ms_admission *admissions, bool forced, uint32_t options, ms__search *search, ms_error *err);
 void ms__search_close(ms__search *search);
@@ -121,8 +126,11 @@ ms_exactness ms__candidate_exactness(const ms__search *search, size_t candidate)
 
 /* Selects the step for the following replays. */
 void ms__search_use(ms__search *search, uint32_t step);
-/* The step with exactly these options; step_count if there is none. */
+/* The step with exactly these options; step_count if they are not all admitted. */
 uint32_t ms__search_find_step(const ms__search *search, uint32_t options);
+/* The same, with `moved_bytes` of state moved if the options move any; 0: all. Makes it if there is none. step_count also if
+ * there is no room for another, or no memory. */
+uint32_t ms__search_step_for(ms__search *search, uint32_t options, uint64_t moved_bytes);
 
 ms_choices ms__search_choices(const ms__search *search, const uint8_t *row, uint32_t window, uint64_t ceiling_bytes);
 
@@ -158,6 +166,8 @@ void ms__families_selective(ms__search *search);
 void ms__families_segment(ms__search *search);
 /* families_packing.c: adds bit packing to the best candidates. */
 void ms__families_packing(ms__search *search);
+/* families_state.c: the best candidates with a part of the optimizer's state moved. */
+void ms__families_state(ms__search *search);
 /* Packs every two-valued storage of all candidates that move anything. */
 void ms__families_packing_moves(ms__search *search);
 /* Whether a two-valued storage is large enough for the executor. */

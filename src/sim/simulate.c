@@ -8,7 +8,7 @@ int ms_simulate(const ms_graph *graph, const ms_hardware *hardware, const ms_cho
                 ms_sample *samples, ms_error *err)
 {
     ms__sim *sim;
-    int rc = ms__step_sim_new(graph, hardware, choices->step_options, &sim, err);
+    int rc = ms__step_sim_new(graph, hardware, choices->step_options, choices->state_moved_bytes, &sim, err);
     if (rc != MS_OK) {
         return rc;
     }

@@ -113,7 +113,20 @@ static void step_discard(ms__step *step)
     ms_free(step->released);
 }
 
-int ms__step_sim_new(const ms_graph *graph, const ms_hardware *hardware, uint32_t options, ms__sim **sim, ms_error *err)
+/* What the loop has under every option. */
+static void begin_loop(const ms_hardware *hardware, uint64_t moved_bytes, ms_loop *loop)
+{
+    if (loop->state_streamed) {
+        uint64_t buffers = ms_hardware_host_is_device(hardware) ? MS__STREAM_BUFFER_BYTES : MS__HOST_STREAM_BYTES;
+        loop->optimizer_transient_bytes = ms__add_sat(loop->optimizer_transient_bytes, buffers);
+    }
+    if (moved_bytes > 0) {
+        loop->optimizer_stream_bytes = ms__min_u64(loop->optimizer_stream_bytes, moved_bytes);
+    }
+}
+
+int ms__step_sim_new(const ms_graph *graph, const ms_hardware *hardware, uint32_t options, uint64_t moved_bytes,
+                     ms__sim **sim, ms_error *err)
 {
     options |= given_options(&graph->loop);
     if (options == 0 && !graph->loop.state_streamed) {
@@ -122,10 +135,8 @@ int ms__step_sim_new(const ms_graph *graph, const ms_hardware *hardware, uint32_
     ms__step step = {.optimizer_ns = ms__sim_optimizer_ns(graph, hardware)};
     ms__sim *made = NULL;
     step.graph = ms_graph_copy(graph, err);
-    if (step.graph != NULL && graph->loop.state_streamed) {
-        ms_loop *loop = &step.graph->loop;
-        uint64_t buffers = ms_hardware_host_is_device(hardware) ? MS__STREAM_BUFFER_BYTES : MS__HOST_STREAM_BYTES;
-        loop->optimizer_transient_bytes = ms__add_sat(loop->optimizer_transient_bytes, buffers);
+    if (step.graph != NULL) {
+        begin_loop(hardware, moved_bytes, &step.graph->loop);
     }
     int rc = step.graph != NULL ? apply_all(hardware, options, &step) : MS_ENOMEM;
     if (rc != MS_OK) {

@@ -15,8 +15,10 @@
 
 #include "sim/sim.h"
 
-/* Buffers of optimizer state on disk: MS_OPTIMIZER_CHUNKS of MS_OPTIMIZER_CHUNK_BYTES. A test compares them. */
+/* Buffers of optimizer state on disk: MS_OPTIMIZER_CHUNKS of MS_OPTIMIZER_CHUNK_BYTES. States of fewer elements stay. A test
+ * compares them with those of optimizer_stream.h. */
 #define MS__STREAM_CHUNK_BYTES ((uint64_t)4 << 20)
+#define MS__STREAM_LEAST_ELEMENTS ((uint64_t)16384)
 #define MS__STREAM_BUFFER_BYTES (8 * MS__STREAM_CHUNK_BYTES)
 
 /* The same for state in host memory: MS_OPTIMIZER_HOST_BUFFERS of MS_OPTIMIZER_HOST_BUFFER_BYTES on the card. Beside them are
@@ -88,24 +90,27 @@ uint32_t ms__step_options_toggle(uint32_t options, uint32_t option);
 /* The exactness of the least exact one. */
 ms_exactness ms__step_options_exactness(uint32_t options);
 
-/* The bytes of state that STATE_ON_DISK or STATE_ON_HOST moves off the device. */
+/* The bytes of state that STATE_ON_DISK or STATE_ON_HOST may move off the device. */
 uint64_t ms__streamed_state_bytes(const ms_loop *loop);
 
-/* The time in which the disk reads and writes the state that STATE_ON_DISK moves there. */
-uint64_t ms__state_moving_ns(const ms_loop *loop, const ms_hardware *hardware);
+/* The time in which the disk reads and writes `bytes` of state. */
+uint64_t ms__state_moving_ns(uint64_t bytes, const ms_hardware *hardware);
 
 /* The bytes of temporaries of the update of parameters whose state stays on the device: in proportion to their state. */
 uint64_t ms__other_transient_bytes(const ms_loop *loop);
 
 /* `bytes` of state lie off the device, move both ways in `moving_ns`, the way down alone in `writing_ns`, through buffers
- * of `buffer_bytes`. The optimizer's step takes at least `moving_ns`. Call it before gradients are released: it reads their
- * roles. */
+ * of `buffer_bytes`. The update of their parameters takes at least `moving_ns`; the other updates come after it. Call it
+ * before gradients are released and while the loop still counts this state: it reads both. */
 void ms__step_move_state(ms__step *step, uint64_t bytes, uint64_t moving_ns, uint64_t writing_ns,
                          uint64_t buffer_bytes);
 
-/* Makes the simulator of the graph's step under these options. It keeps pointers into the hardware, and
- * without options into the graph. */
-int ms__step_sim_new(const ms_graph *graph, const ms_hardware *hardware, uint32_t options, ms__sim **sim,
-                     ms_error *err);
+/* The options that move optimizer state off the device. */
+#define MS__STATE_MOVES (1u << MS_STEP_STATE_ON_DISK | 1u << MS_STEP_STATE_ON_HOST)
+
+/* Makes the simulator of the graph's step under these options, which move `moved_bytes` of optimizer state off the device, or
+ * what may move if that is less; 0: all that may move. (A run moves whole states, so it may move up to one state more.) It keeps pointers into the hardware, and without options into the graph. */
+int ms__step_sim_new(const ms_graph *graph, const ms_hardware *hardware, uint32_t options, uint64_t moved_bytes,
+                     ms__sim **sim, ms_error *err);
 
 #endif

@@ -38,7 +38,7 @@ static uint64_t gradient_bytes_in(const ms_graph *graph, uint32_t node)
     return bytes;
 }
 
-/* The state of the layer that has most, if `state_bytes` of state are off the device. */
+/* The state of the layer that has most of `state_bytes`. */
 static uint64_t layer_state_bytes(const ms_graph *graph, uint64_t state_bytes)
 {
     uint64_t most = 0;
@@ -50,6 +50,7 @@ static uint64_t layer_state_bytes(const ms_graph *graph, uint64_t state_bytes)
 
 void ms__step_move_state(ms__step *step, uint64_t bytes, uint64_t moving_ns, uint64_t writing_ns, uint64_t buffer_bytes)
 {
+    uint64_t state_bytes = ms__max_u64(step->graph->loop.optimizer_state_bytes, 1);
     step->state = (ms__state_stream){
         .update_ns = step->optimizer_ns,
         .moving_ns = moving_ns,
@@ -57,9 +58,11 @@ void ms__step_move_state(ms__step *step, uint64_t bytes, uint64_t moving_ns, uin
         .state_bytes = bytes,
         .gradient_bytes = all_gradient_bytes(step->graph),
         .buffer_bytes = buffer_bytes,
-        .layer_bytes = layer_state_bytes(step->graph, bytes),
+        /* States move whole: of a part, some layers move all of theirs. */
+        .layer_bytes = ms__min_u64(layer_state_bytes(step->graph, state_bytes), bytes),
     };
-    step->optimizer_ns = ms__max_u64(step->optimizer_ns, moving_ns);
+    uint64_t update_ns = ms__mul_div(step->optimizer_ns, ms__min_u64(bytes, state_bytes), state_bytes);
+    step->optimizer_ns = ms__add_sat(step->optimizer_ns - update_ns, ms__max_u64(update_ns, moving_ns));
 }
 
 /* ---- the option ------------------------------------------------------------------------------ */
@@ -102,7 +105,6 @@ static int read_ahead_apply(const ms_hardware *hardware, ms__step *step)
 }
 
 const ms__step_option ms__step_state_read_ahead = {.needs = 1u << MS_STEP_GRADIENT_RELEASE,
-                                                   .needs_one =
-                                                       1u << MS_STEP_STATE_ON_DISK | 1u << MS_STEP_STATE_ON_HOST,
+                                                   .needs_one = MS__STATE_MOVES,
                                                    .judge = read_ahead_judge,
                                                    .apply = read_ahead_apply};

@@ -11,16 +11,16 @@
 
 static const uint64_t buffer_bytes = MS__STREAM_BUFFER_BYTES;
 
-static uint64_t writing_ns(const ms_loop *loop, const ms_hardware *hardware)
+static uint64_t writing_ns(uint64_t bytes, const ms_hardware *hardware)
 {
-    return ms__rate_ns(ms__streamed_state_bytes(loop), hardware->disk.write_bytes_per_s);
+    return ms__rate_ns(bytes, hardware->disk.write_bytes_per_s);
 }
 
 /* The device reads one chunk and writes another by turns. */
-uint64_t ms__state_moving_ns(const ms_loop *loop, const ms_hardware *hardware)
+uint64_t ms__state_moving_ns(uint64_t bytes, const ms_hardware *hardware)
 {
-    uint64_t reading_ns = ms__rate_ns(ms__streamed_state_bytes(loop), hardware->disk.read_bytes_per_s);
-    return ms__add_sat(reading_ns, writing_ns(loop, hardware));
+    uint64_t reading_ns = ms__rate_ns(bytes, hardware->disk.read_bytes_per_s);
+    return ms__add_sat(reading_ns, writing_ns(bytes, hardware));
 }
 
 static uint32_t state_on_disk_judge(const ms__step_case *facts)
@@ -53,7 +53,7 @@ static int state_on_disk_apply(const ms_hardware *hardware, ms__step *step)
 {
     ms_loop *loop = &step->graph->loop;
     uint64_t bytes = ms__streamed_state_bytes(loop);
-    ms__step_move_state(step, bytes, ms__state_moving_ns(loop, hardware), writing_ns(loop, hardware), buffer_bytes);
+    ms__step_move_state(step, bytes, ms__state_moving_ns(bytes, hardware), writing_ns(bytes, hardware), buffer_bytes);
     if (ms_hardware_host_is_device(hardware)) {
         loop->optimizer_transient_bytes = ms__add_sat(loop->optimizer_transient_bytes, buffer_bytes);
     } else {

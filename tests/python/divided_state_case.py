@@ -80,6 +80,7 @@ def same_state(held: dict[str, Any], plain: dict[str, Any]) -> bool:
 FORMS: dict[str, dict[str, Any]] = {
     "fp32": {},
     "fp32 on disk": {"state": "disk"},
+    "a part on disk": {"moved_bytes": 2_000_000},  # of 5 MB a rank, by a plan
     "8 bits": {"state_bits": 8},
     "8 bits on disk": {"state_bits": 8, "state": "disk"},
     "amsgrad": {"amsgrad": True},
@@ -92,9 +93,11 @@ FORMS: dict[str, dict[str, Any]] = {
 def bits() -> None:
     """Each form against the same optimizer of plain parameters, which are this rank's parts, with their gradients."""
     for name, given in FORMS.items():
-        options = {key: value for key, value in given.items() if key != "dtype"}
+        options = {key: value for key, value in given.items() if key not in ("dtype", "moved_bytes")}
         model = divided(given.get("dtype", torch.float32))
         optimizer = memscale.optim.AdamW(model.parameters(), lr=1e-2, **options)
+        if "moved_bytes" in given:
+            optimizer._arrange(True, False, moved_bytes=given["moved_bytes"])
         plain = [p.requires_grad_() for p in parts(model)]
         options.pop("state", None)
         reference = memscale.optim.AdamW(plain, lr=1e-2, **options)

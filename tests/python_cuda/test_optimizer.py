@@ -224,6 +224,49 @@ def test_a_states_place_may_change_between_steps():
     assert_equal((plain, reference), (model, optimizer))
 
 
+@pytest.mark.parametrize("to_disk", [False, True])
+def test_a_part_of_the_states_leaves_the_card(to_disk):
+    plain, model = model_of(), model_of()
+    reference, optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-2), AdamW(model.parameters(), lr=1e-2)
+    one = 8 * model[0][0].weight.numel()
+    for step, wanted in enumerate((2 * one, one + 1, 3 * one, 1, 4 * one)):
+        optimizer._arrange(to_disk, False, on_host=not to_disk, moved_bytes=wanted)
+        train(model, optimizer, 1, first=step)
+        away = optimizer._place.disk if to_disk else optimizer._place.host
+        assert len(away) == -(-wanted // one)
+        on_card = [p for p in model.parameters() if optimizer.state[p].get("exp_avg") is not None and p.dim() == 2]
+        assert len(on_card) == 4 - len(away) and all(optimizer.state[p]["exp_avg"].is_cuda for p in on_card)
+    train(plain, reference, 5)
+    assert_equal((plain, reference), (model, optimizer))
+
+
+def test_an_update_on_the_card_that_fails_after_others_interrupts_the_step(monkeypatch):
+    model = model_of()
+    optimizer = AdamW(model.parameters(), lr=1e-2)
+    optimizer._arrange(False, False, on_host=True, moved_bytes=8 * model[0][0].weight.numel())
+    train(model, optimizer, 1)
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    gradients(model, 1)
+
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr("memscale.optim.adamw.update_by_torch", fail)
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        optimizer.step()
+    monkeypatch.undo()
+    assert "load model and optimizer from a checkpoint" in caught.value.__notes__[0]
+    with pytest.raises(IntegrationError, match="interrupted"):
+        optimizer.step()
+    model.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    optimizer.step()
+    plain = model_of()
+    reference = torch.optim.AdamW(plain.parameters(), lr=1e-2)
+    train(plain, reference, 2)
+    assert_equal((plain, reference), (model, optimizer))
+
+
 def test_the_host_does_not_wait_for_a_step(double):
     model = model_of()
     optimizer = AdamW(model.parameters(), state="host")

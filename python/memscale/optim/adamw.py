@@ -194,15 +194,25 @@ class AdamW(torch.optim.AdamW):
         pairs = list(zip(self.param_groups, chosen, strict=True))
         self._place.step(self, [(group, p) for group, (_, _, streamed, _) in pairs for p in streamed])
         self._update_hosted([(group, hosted) for group, (*_, hosted) in pairs])
-        for group, (theirs, ours, *_) in pairs:
+        try:
+            self._update_beside([(group, theirs, ours) for group, (theirs, ours, *_) in pairs])
+        except BaseException as error:
+            if any(streamed or hosted for _, (*_, streamed, hosted) in pairs):
+                self._place.interrupt(error, can_be_finished=False)
+            raise
+        if not self._is_traced():
+            self._releasing.step_ended()
+            self._place.step_ended(self)
+
+    def _update_beside(self, work: list[tuple[dict[str, Any], list[torch.Tensor], list[torch.Tensor]]]) -> None:
+        """Updates parameters whose states are beside them."""
+        for group, theirs, ours in work:
             if theirs:
                 update_by_torch(self, {**group, "params": theirs})
             if ours:
                 make_states(self.state, group, ours, self._place.form)
                 if not _state.is_traced(ours[0]):
                     update_by_c(self, group, ours)
-        if not self._is_traced():
-            self._releasing.step_ended()
 
     def _update_hosted(self, work: list[tuple[dict[str, Any], list[torch.Tensor]]]) -> None:
         for index, (group, params) in enumerate(work, 1):
@@ -289,13 +299,14 @@ class AdamW(torch.optim.AdamW):
         may_release: bool = False,
         on_host: bool = False,
         buffer_bytes: int = 0,
+        moved_bytes: int = 0,
         directory: Any = None,
         cap_gb: float | None = None,
     ) -> None:
-        """Moves state, and begins or ends gradient release, as a plan says. Called between steps."""
+        """Moves state, at least `moved_bytes` of it (0: all that may move), and begins or ends gradient release, as a
+        plan says. Called between steps."""
         self._place.set_buffers(buffer_bytes)
-        self._place.arrange(self, on_disk, directory, cap_gb)
-        self._place.arrange_host(self, on_host)
+        self._place.arrange(self, on_disk, on_host, moved_bytes, directory, cap_gb)
         self._releasing.arrange(self, releases, may_release)
 
     # ---- state dicts -------------------------------------------------------------------
@@ -345,6 +356,7 @@ class AdamW(torch.optim.AdamW):
             handle.remove()
         if place.interrupted is before:
             place.interrupted = None
+        place.step_ended(self)
 
     def __getstate__(self) -> dict[str, Any]:
         place = self._place

@@ -102,16 +102,10 @@ class DiskState:
 
     def add(self, p: torch.Tensor, amsgrad: bool, state_bits: int, bf16: str) -> None:
         """Makes the state of a parameter before its first step."""
-        part = part_of(p)
-        weights, moments, count, dtype = _state.FP32, 0, part.numel(), torch.float32
-        if not _state.is_on_host(p):
-            count, dtype = -(-part.nbytes // _WORD), p.dtype
-        else:
-            moments = int(_state.moments_are_8bit(p, state_bits))
-            if p.dtype is torch.bfloat16:
-                weights = _state.BF16_MASTER if bf16 == "master" else _state.BF16_SPLIT
-        number = self._stream.add(weights, moments, amsgrad, count)
-        self._states[p] = _Held(number, weights, moments, count, dtype)
+        part, form = part_of(p), form_of(p, amsgrad, state_bits, bf16)
+        weights, moments, _, count = form
+        dtype = torch.float32 if _state.is_on_host(p) else p.dtype
+        self._states[p] = _Held(self._stream.add(*form), weights, moments, count, dtype)
         self._layouts[p] = tuple(part.shape), tuple(part.stride())
 
     def remove(self, p: torch.Tensor) -> None:
@@ -269,6 +263,17 @@ class DiskState:
         """Discards a failed round, which will not be repeated."""
         self.rest()
         self._updated.clear()
+
+
+def form_of(p: torch.Tensor, amsgrad: bool, state_bits: int, bf16: str) -> tuple[int, int, bool, int]:
+    """The form of a parameter's state, as `_core.OptimizerStream.add()` takes it."""
+    part = part_of(p)
+    if not _state.is_on_host(p):
+        return _state.FP32, 0, amsgrad, -(-part.nbytes // _WORD)
+    weights = _state.FP32
+    if p.dtype is torch.bfloat16:
+        weights = _state.BF16_MASTER if bf16 == "master" else _state.BF16_SPLIT
+    return weights, int(_state.moments_are_8bit(p, state_bits)), amsgrad, part.numel()
 
 
 def _copy_back(moments: list[torch.Tensor], updated: list[torch.Tensor]) -> None:

@@ -19,7 +19,7 @@ from .. import _core
 from ..base.divided import part_of
 from ..errors import ConfigError, IntegrationError, OffloadError, add_note
 from . import state as _state
-from .disk import DiskState
+from .disk import DiskState, form_of
 from .host import HostState, can_be_hosted
 from .memory_update import StateForm, count_write, grad_scale, gradient_part, hyperparameters, put_unscaled
 
@@ -58,6 +58,8 @@ class StatePlace:
         self.disk: DiskState | None = None
         self.host: HostState | None = None
         self.is_planned = self.is_host_planned = False
+        self._kept: set[torch.Tensor] = set()  # parameters whose states belong beside them, whatever the plan moves
+        self._postponed: tuple[Any, ...] | None = None  # a plan's wish of a time when nothing could be moved
         self._buffer_bytes = 0  # by a plan; 0: as few as possible
         self.interrupted: str | None = None
         self.can_be_finished = True
@@ -75,7 +77,7 @@ class StatePlace:
 
     def belongs_on_disk(self, p: torch.Tensor, group: _Group) -> bool:
         """Whether a new state of the parameter would be made on disk."""
-        if self.options is None or not _is_large(p):
+        if self.options is None or p in self._kept or not _is_large(p):
             return False
         return _state.is_ours(p, group) or can_be_hosted(p, group)
 
@@ -89,7 +91,7 @@ class StatePlace:
 
     def belongs_on_host(self, p: torch.Tensor, group: _Group) -> bool:
         """Whether a new state of the parameter would be made in host memory, away from the parameter."""
-        return self.on_host and can_be_hosted(p, group)
+        return self.on_host and p not in self._kept and can_be_hosted(p, group)
 
     def _holds(self, p: torch.Tensor) -> bool:
         return self.disk is not None and p in self.disk
@@ -126,17 +128,16 @@ class StatePlace:
                 "step. Make a new optimizer for it, or drop its state with optimizer.state.pop(parameter)"
             )
         if not _state.same_place(shape, stride, tuple(part.stride())):
-            self.adopt(states, p, self.take(states, p), group)
+            self.adopt(states, p, self._whole(states, p), group)
 
     def adopt(self, states: _States, p: torch.Tensor, given: dict[str, Any], group: _Group) -> None:
-        """Stores a state of any form where it belongs."""
+        """Stores a state of any form where it belongs, in place of one that was elsewhere."""
         form = self.form.of(group)
-        for away in (self.disk, self.host):
-            if away is not None:
-                away.remove(p)
         on_host = self.belongs_on_host(p, group)
         if not (given and (on_host or self.belongs_on_disk(p, group))):
-            states[p] = _state.as_held(p, _state.adapt(p, given, group, *form))
+            made = _state.as_held(p, _state.adapt(p, given, group, *form))
+            self._remove(p)
+            states[p] = made
             return
         if _state.is_ours(p, group):
             values = _state.adapt(p, given, group, *form, copies=False)
@@ -146,17 +147,27 @@ class StatePlace:
             self._made_host().put(p, values)
         else:
             self._made_disk().put(p, values, *form)
+        self._remove(p, but=self.host if on_host else self.disk)
         states[p] = {name: value for name, value in values.items() if name not in _ARRAYS}
+
+    def _remove(self, p: torch.Tensor, but: DiskState | HostState | None = None) -> None:
+        for away in (self.disk, self.host):
+            if away is not None and away is not but:
+                away.remove(p)
+
+    def _whole(self, states: _States, p: torch.Tensor) -> dict[str, Any]:
+        """The parameter's state, wherever it lies."""
+        values: dict[str, Any] = states[p]
+        for away in (self.disk, self.host):
+            if away is not None and p in away:
+                values = {**values, **away.export([p])[p]}
+        return values
 
     def take(self, states: _States, p: torch.Tensor) -> dict[str, Any]:
         """Removes the parameter's state from the optimizer and returns it."""
-        values: dict[str, Any] = states.pop(p)
-        if self.disk is not None and p in self.disk:
-            values = {**values, **self.disk.export([p])[p]}
-            self.disk.remove(p)
-        if self.host is not None and p in self.host:
-            values = {**values, **self.host.export([p])[p]}
-            self.host.remove(p)
+        values = self._whole(states, p)
+        self._remove(p)
+        del states[p]
         return values
 
     def settle(self, states: _States, p: torch.Tensor, value: Any, group: _Group) -> None:
@@ -167,9 +178,7 @@ class StatePlace:
             if is_hidden or (values and (self.belongs_on_disk(p, group) or self.belongs_on_host(p, group))):
                 self.adopt(states, p, values, group)
                 return
-            for away in (self.disk, self.host):
-                if away is not None:
-                    away.remove(p)
+            self._remove(p)
         except OffloadError as error:
             self.interrupted = f"only a part of its state was loaded: {error}"
             raise
@@ -182,7 +191,7 @@ class StatePlace:
             yield
             return
         self.refuse_interrupted()
-        if any(away is not None and away.in_round for away in (self.disk, self.host)):
+        if self._in_round():
             raise IntegrationError(
                 "release_gradients: backward has updated parameters; call step() before you read the state"
             )
@@ -362,36 +371,78 @@ class StatePlace:
             if away is not None:
                 away.set_buffers(buffer_bytes)
 
-    def arrange_host(self, optimizer: torch.optim.Optimizer, on_host: bool) -> None:
-        """Moves states of parameters on a GPU as a plan says, unless the user chose their place."""
-        if on_host != self.is_host_planned and (self.is_host_planned or not self.on_host):
-            self.is_host_planned = self.on_host = on_host
-            self._move(optimizer)
-
-    def arrange(self, optimizer: torch.optim.Optimizer, on_disk: bool, directory: Any, cap_gb: float | None) -> None:
-        """Moves states as a plan says, unless the user chose their place."""
+    def arrange(
+        self,
+        optimizer: torch.optim.Optimizer,
+        on_disk: bool,
+        on_host: bool,
+        moved_bytes: int,
+        directory: Any,
+        cap_gb: float | None,
+    ) -> None:
+        """Moves at least `moved_bytes` of states (0: all that may move) as a plan says, unless the user chose their
+        place. `on_host` is for parameters on a GPU. In the middle of a step nothing moves before `step_ended()`."""
         if self.disk is not None and self.disk.is_inherited:
             return  # the states can't be read here; calls that need them raise
+        is_between = self.interrupted is None and not self._in_round()
+        self._postponed = None if is_between else (on_disk, on_host, moved_bytes, directory, cap_gb)
+        if not is_between:
+            return
+        before = self.is_planned, self.is_host_planned, self._kept
         if on_disk != self.is_planned and (self.is_planned or self.options is None):
             self.is_planned = on_disk
             self.options = disk_options("disk", directory, cap_gb) if on_disk else None
+        if on_host != self.is_host_planned and (self.is_host_planned or not self.on_host):
+            self.is_host_planned = self.on_host = on_host
+        self._kept = self._kept_beside(optimizer, moved_bytes) if self.is_planned or self.is_host_planned else set()
+        if (self.is_planned, self.is_host_planned, self._kept) != before:
             self._move(optimizer)
 
+    def step_ended(self, optimizer: torch.optim.Optimizer) -> None:
+        """A step has ended, or a loaded state has replaced an interrupted one."""
+        if self._postponed is not None:
+            self.arrange(optimizer, *self._postponed)
+
+    def _in_round(self) -> bool:
+        return any(away is not None and away.in_round for away in (self.disk, self.host))
+
+    def _kept_beside(self, optimizer: torch.optim.Optimizer, moved_bytes: int) -> set[torch.Tensor]:
+        """The parameters whose states the plan could move, but leaves where they are."""
+        self._kept = set()
+        may_move = [
+            (p, group)
+            for group in optimizer.param_groups
+            for p in group["params"]
+            if self._may_be_planned(p, group) and (self.belongs_on_disk(p, group) or self.belongs_on_host(p, group))
+        ]
+        forms = [form_of(p, group["amsgrad"], *self.form.of(group)) for p, group in may_move]
+        moved = _core.optimizer_choose_moved(forms, moved_bytes)
+        return {p for (p, _), moves in zip(may_move, moved, strict=True) if not moves}
+
     def _move(self, optimizer: torch.optim.Optimizer) -> None:
-        """Moves each state to the place where it belongs now."""
+        """Moves each state to the place where it belongs now: first those that leave memory, because each that comes
+        back takes its bytes twice for a moment."""
         states = optimizer.state
+        returning = []
         try:
             for group in optimizer.param_groups:
                 for p in group["params"]:
                     on_host = self.belongs_on_host(p, group)
                     on_disk = self.belongs_on_disk(p, group) and not on_host
-                    if states.get(p) and (self._hosts(p), self._holds(p)) != (on_host, on_disk):
-                        is_away = self._hosts(p) or self._holds(p)
-                        self.adopt(states, p, self.take(states, p) if is_away else states[p], group)
+                    if not states.get(p) or (self._hosts(p), self._holds(p)) == (on_host, on_disk):
+                        continue
+                    if self._hosts(p) or self._holds(p):
+                        returning.append((p, group))
+                    else:
+                        self.adopt(states, p, states[p], group)
+            if returning:
+                _core.hostmem_trim()  # a cache may fill the budget
+            for p, group in returning:
+                self.adopt(states, p, self._whole(states, p), group)
         except OffloadError as error:
-            # The state that could not be written is still in memory and is used from there.
-            _log.warning("optimizer state stays in memory: %s", error)
-            self.is_planned, self.options = False, None
+            # The state that could not be moved is still where it was and is used from there.
+            _log.warning("optimizer state stays where it is: %s", error)
+            self.is_planned, self.options, self._kept = False, None, set()
         if self.options is None and self.disk is not None and not self.disk:
             self.disk = None
         if not self.on_host and self.host is not None and not self.host:

@@ -47,6 +47,7 @@ class _Document(_Always, total=False):
     """The part of docs/formats/plan.schema.json that this file reads."""
 
     reserve_bytes: int
+    state_moved_bytes: int
     explanation: Mapping[str, Any]
 
 
@@ -125,6 +126,12 @@ class ExecutionPlan:
     def ceiling_bytes(self) -> int:
         """Limit on the sum of live and cached tensor memory, for the allocator of CPU tensors."""
         return self._document["settings"]["ceiling_bytes"]
+
+    @property
+    def moved_state_bytes(self) -> int | None:
+        """At least so many bytes of optimizer state leave the device: 0 for all that may, None for none."""
+        chosen = {option["name"] for option in self._document["step_options"] if option["chosen"]}
+        return self._document.get("state_moved_bytes", 0) if chosen & {"state_on_disk", "state_on_host"} else None
 
     @property
     def skipped(self) -> bool:

@@ -775,8 +775,11 @@ class Session:
         if arrange is None or self._placement is not None:
             return
         text = None if plan is None else plan.to_json()
-        wanted = _core.plan_for_optimizer(text, self.config_json)
-        arrange(*wanted, directory=self.config.disk_offload_dir, cap_gb=self.config.max_disk_offload_gb)
+        *wanted, moved_bytes = _core.plan_for_optimizer(text, self.config_json)
+        if moved_bytes > 0:  # what another shape's plan moves stays away, or each change of shape would move it
+            others = [other.moved_state_bytes for other in self._plans.values()]
+            moved_bytes = 0 if 0 in others else max([moved_bytes, *(other or 0 for other in others)])
+        arrange(*wanted, moved_bytes, directory=self.config.disk_offload_dir, cap_gb=self.config.max_disk_offload_gb)
 
     def close(self) -> None:
         """Releases the share in the allocator and discards graphs and plans."""

@@ -154,13 +154,10 @@ enum { PLAN_NODES = 128 };
 static ms_choices choices_of(const ms_plan *plan, uint8_t rows[2 * PLAN_NODES])
 {
     assert_true(plan->entry_count <= PLAN_NODES);
-    memset(rows, 0, 2 * PLAN_NODES);
-    ms_plan_copy_choices(plan, rows, rows + PLAN_NODES);
-    return (ms_choices){.technique = rows,
-                        .packed = rows + PLAN_NODES,
-                        .offload_min_bytes = plan->offload_min_bytes,
-                        .write_window_bytes = plan->write_window_bytes,
-                        .read_window_bytes = plan->read_window_bytes};
+    ms_choices choices = ms_plan_choices(plan, rows);
+    choices.step_options = 0;
+    choices.ceiling_bytes = 0;
+    return choices;
 }
 
 /* A run packs exactly the plan's storages, so the plan's replay proves that it fits. */

@@ -16,17 +16,10 @@ static void hash_text(XXH64_state_t *hash, char *text)
 
 static void hash_timeline(XXH64_state_t *hash, const fixture_planning *f, const ms_plan *plan)
 {
-    uint8_t techniques[NODES_MOST], packed[NODES_MOST];
+    uint8_t rows[2 * NODES_MOST];
     ms_sample samples[2 * NODES_MOST];
     assert_true(plan->entry_count <= NODES_MOST);
-    ms_plan_copy_choices(plan, techniques, packed);
-    ms_choices choices = {.technique = techniques,
-                          .packed = packed,
-                          .step_options = ms_plan_step_options(plan),
-                          .offload_min_bytes = plan->offload_min_bytes,
-                          .write_window_bytes = plan->write_window_bytes,
-                          .read_window_bytes = plan->read_window_bytes,
-                          .ceiling_bytes = plan->ceiling_bytes};
+    ms_choices choices = ms_plan_choices(plan, rows);
     ms_replay replay;
     ms_error err;
     memset(samples, 0, sizeof samples);

@@ -48,6 +48,9 @@ static void write_choices(FILE *out, const ms_plan *plan)
             fprintf(out, ", %s", ms_step_option_name((ms_step_option)option));
         }
     }
+    if (plan->state_moved_bytes > 0) {
+        fprintf(out, ", %llu of the state", (unsigned long long)plan->state_moved_bytes);
+    }
 }
 
 static void write_plan(FILE *out, const fixture_planning *f, uint64_t budget_bytes)

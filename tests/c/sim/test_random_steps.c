@@ -145,7 +145,7 @@ static void write_step(FILE *out, uint64_t seed)
         uint32_t options = admitted & (uint32_t)random_below(&seed, 1 << MS_STEP_OPTION_COUNT);
         options = ms__step_options_agree(options) ? options : 0;
         ms__sim *sim;
-        assert_ms_ok(ms__step_sim_new(f.graph, f.hardware, options, &sim, &err), err);
+        assert_ms_ok(ms__step_sim_new(f.graph, f.hardware, options, 0, &sim, &err), err);
         replay_once(&hash, sim, options, &seed);
         ms__sim_free(sim);
     }

@@ -410,6 +410,7 @@ static void buffer_bytes_equal_the_streams(void **state)
     assert_int_equal(MS__STREAM_CHUNK_BYTES, MS_OPTIMIZER_CHUNK_BYTES);
     assert_int_equal(MS__STREAM_BUFFER_BYTES, (uint64_t)MS_OPTIMIZER_CHUNKS * MS_OPTIMIZER_CHUNK_BYTES);
     assert_int_equal(MS__STREAM_BUFFER_MOST_BYTES, (uint64_t)MS_OPTIMIZER_CHUNKS_MOST * MS_OPTIMIZER_CHUNK_BYTES);
+    assert_int_equal(MS__STREAM_LEAST_ELEMENTS, MS_OPTIMIZER_STREAM_LEAST_ELEMENTS);
 }
 
 static void rules_name_the_reason(void **state)

@@ -175,9 +175,7 @@ typedef struct ms_plan {
     uint64_t smallest_budget_bytes; /* smallest budget that has a plan; 0: not searched (skipped). For a
                                      * forced plan: the smallest that any plan meets in this loop */
     uint64_t state_buffer_bytes; /* for optimizer state off the device, with STATE_READ_AHEAD; 0: the usual buffers */
-    uint64_t
-        state_moved_bytes; /* of optimizer state, by STATE_ON_DISK or STATE_ON_HOST, which move whole states: at least
-                                  * so many bytes; 0: all that may move */
+    uint64_t state_moved_bytes; /* by STATE_ON_DISK or STATE_ON_HOST, whole states: at least so many; 0: all */
     bool skipped; /* comfortable fit: everything is kept */
     bool over_target; /* no plan meets the default target; this one is the smallest */
     char *decision_source; /* "user_config" unless a policy chose */

@@ -66,9 +66,8 @@ static ms_hardware with_window(const ms_hardware *hardware, const ms_streaming *
 /* The bytes of optimizer state that a plan has on disk. */
 static uint64_t state_on_disk(const ms_graph *graph, const ms_plan *plan)
 {
-    uint64_t most_bytes = plan->state_moved_bytes > 0 ? plan->state_moved_bytes : UINT64_MAX;
     bool moves = plan->step_options[MS_STEP_STATE_ON_DISK].chosen;
-    return moves ? ms__min_u64(ms__streamed_state_bytes(&graph->loop), most_bytes) : 0;
+    return moves ? ms__moved_state_bytes(&graph->loop, plan->state_moved_bytes) : 0;
 }
 
 /* The time of a step with this window. MS_EINFEASIBLE also if a plan exists but misses the default target. A window that

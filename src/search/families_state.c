@@ -23,14 +23,27 @@ static uint64_t gradient_bytes(const void *storages, size_t index)
     return counts ? storage->bytes : 0;
 }
 
-/* The bytes of state that move if at least `sixteenths` do. `marks` has an entry for each storage. */
-static uint64_t moved_bytes_of(const ms_graph *graph, uint32_t sixteenths, uint8_t *marks)
+/* The gradients that tell the sizes, with the marks that a choice among them needs. */
+typedef struct gradients {
+    const ms_graph *graph;
+    uint8_t *marks; /* [storage_count] */
+    uint64_t all_bytes;
+} gradients;
+
+static uint64_t take_gradients(const gradients *from, uint64_t wanted_bytes)
 {
-    uint64_t state = ms__streamed_state_bytes(&graph->loop);
-    uint64_t all = ms__take_portion(graph->storages, graph->storage_count, gradient_bytes, UINT64_MAX, marks);
-    uint64_t wanted = ms__mul_div_up(all, sixteenths, STATE_SIXTEENTHS);
-    uint64_t taken = ms__take_portion(graph->storages, graph->storage_count, gradient_bytes, wanted, marks);
-    return all > 0 ? ms__mul_div(state, taken, all) : ms__mul_div(state, sixteenths, STATE_SIXTEENTHS);
+    const ms_graph *graph = from->graph;
+    return ms__take_portion(graph->storages, graph->storage_count, gradient_bytes, wanted_bytes, from->marks);
+}
+
+/* The bytes of state that move if at least `sixteenths` do. */
+static uint64_t moved_bytes_of(const gradients *from, uint32_t sixteenths)
+{
+    uint64_t state = ms__streamed_state_bytes(&from->graph->loop), all = from->all_bytes;
+    if (all == 0) {
+        return ms__mul_div(state, sixteenths, STATE_SIXTEENTHS);
+    }
+    return ms__mul_div(state, take_gradients(from, ms__mul_div_up(all, sixteenths, STATE_SIXTEENTHS)), all);
 }
 
 /* The options of a candidate, with state moved. 0 if nothing admitted moves it. */
@@ -45,37 +58,54 @@ static uint32_t moving_options(const ms__search *search, size_t candidate)
     return (options & MS__STATE_MOVES) != 0 ? options : 0;
 }
 
+static bool any_moves_state(const ms__search *search)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < search->step_count; i++) {
+        any |= (search->steps[i].options & MS__STATE_MOVES) != 0;
+    }
+    return any;
+}
+
 static void add_part(ms__search *search, size_t base, uint64_t moved_bytes)
 {
     uint32_t options = moving_options(search, base);
-    bool has_room = search->step_count + MS_STEP_OPTION_COUNT < MS__STEPS_MOST; /* entries.c makes the others */
-    if (options != 0 && has_room) {
-        uint32_t step = ms__search_step_for(search, options, moved_bytes);
-        if (step < search->step_count) {
-            ms__search_load(search, base);
-            ms__search_use(search, step);
-            ms__search_add(search, search->items[base].window, false);
+    if (options == 0 || search->step_count + MS_STEP_OPTION_COUNT >= MS__STEPS_MOST) {
+        return; /* entries.c needs steps too */
+    }
+    uint32_t step = ms__search_step_for(search, options, moved_bytes);
+    if (step < search->step_count) {
+        ms__search_load(search, base);
+        ms__search_use(search, step);
+        ms__search_add(search, search->items[base].window, false);
+    }
+}
+
+static void add_parts(ms__search *search, const gradients *from)
+{
+    size_t bases[2 * BASES_MOST];
+    size_t count = ms__search_front(search, MS__FRONT_UNCACHED, false, search->count, bases, BASES_MOST);
+    count += ms__search_front(search, MS__FRONT_CACHED, false, search->count, bases + count, BASES_MOST);
+    for (size_t p = 0; p < sizeof parts / sizeof parts[0]; p++) {
+        uint64_t moved_bytes = moved_bytes_of(from, parts[p]);
+        bool is_part = moved_bytes > 0 && moved_bytes < ms__streamed_state_bytes(&from->graph->loop);
+        for (size_t i = 0; is_part && i < count && !search->out_of_memory; i++) {
+            add_part(search, bases[i], moved_bytes);
         }
     }
 }
 
 void ms__families_state(ms__search *search)
 {
-    const ms_graph *graph = search->graph;
-    size_t bases[2 * BASES_MOST];
-    uint8_t *marks = ms_calloc((size_t)graph->storage_count + 1, 1);
-    if (marks == NULL) {
+    if (!any_moves_state(search)) {
+        return;
+    }
+    gradients from = {.graph = search->graph, .marks = ms_calloc((size_t)search->graph->storage_count + 1, 1)};
+    if (from.marks == NULL) {
         search->out_of_memory = true;
         return;
     }
-    size_t count = ms__search_front(search, MS__FRONT_UNCACHED, false, search->count, bases, BASES_MOST);
-    count += ms__search_front(search, MS__FRONT_CACHED, false, search->count, bases + count, BASES_MOST);
-    for (size_t p = 0; p < sizeof parts / sizeof parts[0]; p++) {
-        uint64_t moved_bytes = moved_bytes_of(graph, parts[p], marks);
-        bool is_part = moved_bytes > 0 && moved_bytes < ms__streamed_state_bytes(&graph->loop);
-        for (size_t i = 0; is_part && i < count && !search->out_of_memory; i++) {
-            add_part(search, bases[i], moved_bytes);
-        }
-    }
-    ms_free(marks);
+    from.all_bytes = take_gradients(&from, UINT64_MAX);
+    add_parts(search, &from);
+    ms_free(from.marks);
 }

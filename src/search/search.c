@@ -146,10 +146,12 @@ uint32_t ms__search_find_step(const ms__search *search, uint32_t options)
 
 uint32_t ms__search_step_for(ms__search *search, uint32_t options, uint64_t moved_bytes)
 {
-    bool is_part = (options & MS__STATE_MOVES) != 0 && moved_bytes > 0;
     uint32_t whole = find_step(search, options, 0);
-    uint32_t found = is_part && whole < search->step_count ? find_step(search, options, moved_bytes) : whole;
-    if (is_part && whole < search->step_count && found == search->step_count && found < MS__STEPS_MOST) {
+    if (whole == search->step_count || moved_bytes == 0 || (options & MS__STATE_MOVES) == 0) {
+        return whole;
+    }
+    uint32_t found = find_step(search, options, moved_bytes);
+    if (found == search->step_count && found < MS__STEPS_MOST) {
         search->out_of_memory |= add_step(search, options, moved_bytes, NULL) != MS_OK;
     }
     return found;

@@ -128,8 +128,8 @@ ms_exactness ms__candidate_exactness(const ms__search *search, size_t candidate)
 void ms__search_use(ms__search *search, uint32_t step);
 /* The step with exactly these options; step_count if they are not all admitted. */
 uint32_t ms__search_find_step(const ms__search *search, uint32_t options);
-/* The same, with `moved_bytes` of state moved if the options move any; 0: all. Makes it if there is none. step_count also if
- * there is no room for another, or no memory. */
+/* The step with these options that moves `moved_bytes` of state (0: all), if they move any. It is made if there is none.
+ * Returns step_count if the options are not all admitted, or if there is neither this step nor room or memory for it. */
 uint32_t ms__search_step_for(ms__search *search, uint32_t options, uint64_t moved_bytes);
 
 ms_choices ms__search_choices(const ms__search *search, const uint8_t *row, uint32_t window, uint64_t ceiling_bytes);

@@ -113,16 +113,14 @@ static void step_discard(ms__step *step)
     ms_free(step->released);
 }
 
-/* What the loop has under every option. */
+/* Adds the buffers of state that streams under every plan, and limits what the options move. */
 static void begin_loop(const ms_hardware *hardware, uint64_t moved_bytes, ms_loop *loop)
 {
     if (loop->state_streamed) {
         uint64_t buffers = ms_hardware_host_is_device(hardware) ? MS__STREAM_BUFFER_BYTES : MS__HOST_STREAM_BYTES;
         loop->optimizer_transient_bytes = ms__add_sat(loop->optimizer_transient_bytes, buffers);
     }
-    if (moved_bytes > 0) {
-        loop->optimizer_stream_bytes = ms__min_u64(loop->optimizer_stream_bytes, moved_bytes);
-    }
+    loop->optimizer_stream_bytes = ms__moved_state_bytes(loop, moved_bytes);
 }
 
 int ms__step_sim_new(const ms_graph *graph, const ms_hardware *hardware, uint32_t options, uint64_t moved_bytes,

@@ -93,6 +93,9 @@ ms_exactness ms__step_options_exactness(uint32_t options);
 /* The bytes of state that STATE_ON_DISK or STATE_ON_HOST may move off the device. */
 uint64_t ms__streamed_state_bytes(const ms_loop *loop);
 
+/* The bytes that they move if a plan says `moved_bytes`; 0: all that may move. */
+uint64_t ms__moved_state_bytes(const ms_loop *loop, uint64_t moved_bytes);
+
 /* The time in which the disk reads and writes `bytes` of state. */
 uint64_t ms__state_moving_ns(uint64_t bytes, const ms_hardware *hardware);
 
@@ -108,8 +111,9 @@ void ms__step_move_state(ms__step *step, uint64_t bytes, uint64_t moving_ns, uin
 /* The options that move optimizer state off the device. */
 #define MS__STATE_MOVES (1u << MS_STEP_STATE_ON_DISK | 1u << MS_STEP_STATE_ON_HOST)
 
-/* Makes the simulator of the graph's step under these options, which move `moved_bytes` of optimizer state off the device, or
- * what may move if that is less; 0: all that may move. (A run moves whole states, so it may move up to one state more.) It keeps pointers into the hardware, and without options into the graph. */
+/* Makes the simulator of the graph's step under these options, which move ms__moved_state_bytes() of optimizer state. (A run
+ * moves whole states, so it may move up to one state more.) It keeps pointers into the hardware, and without options into
+ * the graph. */
 int ms__step_sim_new(const ms_graph *graph, const ms_hardware *hardware, uint32_t options, uint64_t moved_bytes,
                      ms__sim **sim, ms_error *err);
 

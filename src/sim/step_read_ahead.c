@@ -15,6 +15,12 @@ uint64_t ms__streamed_state_bytes(const ms_loop *loop)
     return ms__min_u64(loop->optimizer_stream_bytes, loop->optimizer_state_bytes);
 }
 
+uint64_t ms__moved_state_bytes(const ms_loop *loop, uint64_t moved_bytes)
+{
+    uint64_t bytes = ms__streamed_state_bytes(loop);
+    return moved_bytes > 0 ? ms__min_u64(bytes, moved_bytes) : bytes;
+}
+
 static uint64_t all_gradient_bytes(const ms_graph *graph)
 {
     uint64_t bytes = 0;

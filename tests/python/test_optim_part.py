@@ -189,7 +189,7 @@ _PLANNED = textwrap.dedent(
 
 
 def planned(budget_bytes):
-    """What a run under the budget tells; the smallest budget if it is refused."""
+    """Runs under the budget and returns what the run printed. If the budget is refused, returns the smallest one."""
     done = run_python("-c", _PLANNED, str(budget_bytes))
     refused = re.search(r"smallest budget that would fit is .*?\((\d+) bytes", done.stderr)
     if refused:

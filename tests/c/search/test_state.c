@@ -8,7 +8,7 @@
 
 enum { BUDGETS = 25 };
 static const uint8_t keep[64];
-/* Of plan_machines: one with a disk, one with a card. */
+/* The indices in plan_machines of the machine with a disk and of the one with a card. */
 static const size_t machines[] = {0, PLAN_MACHINES - 1};
 enum { MACHINES = sizeof machines / sizeof machines[0] };
 

@@ -129,7 +129,7 @@ class ExecutionPlan:
 
     @property
     def moved_state_bytes(self) -> int | None:
-        """At least so many bytes of optimizer state leave the device: 0 for all that may, None for none."""
+        """The least bytes of optimizer state that leave the device; 0 means all that may, None means none."""
         chosen = {option["name"] for option in self._document["step_options"] if option["chosen"]}
         return self._document.get("state_moved_bytes", 0) if chosen & {"state_on_disk", "state_on_host"} else None
 

@@ -136,8 +136,9 @@ typedef struct ms_beyond {
 } ms_beyond;
 
 /*
- * The smallest plan for it; NULL if the plan in force makes the same choices. *line names the shape, the bytes over the budget and the cause: another shape, with the
- * longest size that fits, or what the loop holds; free it with ms_free(). On failure neither is set. Tests:
+ * The smallest plan for it, with the pressure of the configuration's budget; NULL if the plan in force makes the same
+ * choices. *line names the shape, the bytes over the budget and the cause: another shape, with the longest size that
+ * fits, or what the loop holds; free it with ms_free(). On failure neither is set. Tests:
  * tests/c/pipeline/test_pipeline.c.
  */
 MS_API int ms_pipeline_beyond(const ms_beyond *beyond, const ms_hardware *hardware, const ms_config *config,

@@ -177,7 +177,7 @@ typedef struct ms_plan {
     uint64_t state_buffer_bytes; /* for optimizer state off the device, with STATE_READ_AHEAD; 0: the usual buffers */
     uint64_t state_moved_bytes; /* by STATE_ON_DISK or STATE_ON_HOST, whole states: at least so many; 0: all */
     bool skipped; /* comfortable fit: everything is kept */
-    bool over_target; /* no plan meets the default target; this one is the smallest */
+    bool over_target; /* no plan meets the budget or the default target; this one is the smallest */
     char *decision_source; /* "user_config" unless a policy chose */
     uint32_t fallback; /* ms_technique of layers without an entry */
     ms_plan_option step_options[MS_STEP_OPTION_COUNT];

@@ -138,6 +138,15 @@ static char *beyond_line(const refused_step *r)
     return ms__text_take(&text);
 }
 
+/* The plan names the budget that was asked for, not the one that it was made with. */
+static void put_asked_budget(ms_plan *plan, uint64_t budget_bytes)
+{
+    ms_pressure *pressure = &plan->pressure;
+    pressure->allowed_bytes = budget_bytes;
+    pressure->permille = ms__mul_div_up(pressure->need_bytes, 1000, ms__max_u64(budget_bytes, 1));
+    plan->over_target = true;
+}
+
 /* The smallest plan. `need` is a budget for any run of the shape, so another plan may be faster within it. */
 static int plan_least(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, uint64_t need,
                       ms_plan **plan, ms_error *err)
@@ -150,7 +159,10 @@ static int plan_least(const ms_graph *graph, const ms_hardware *hardware, const 
         wanted.memory_budget_bytes = made->smallest_budget_bytes;
         (void)ms__pipeline_plan(graph, hardware, &wanted, &least, NULL); /* without it, `made` serves */
     }
-    *plan = least != NULL ? least : made;
+    if (rc == MS_OK) {
+        *plan = least != NULL ? least : made;
+        put_asked_budget(*plan, config->memory_budget_bytes);
+    }
     ms_plan_free(least != NULL ? made : NULL);
     return rc;
 }
@@ -159,19 +171,8 @@ int ms_pipeline_least(const ms_graph *graph, const ms_hardware *hardware, const 
                       ms_error *err)
 {
     uint64_t need = 0;
-    ms_plan *made = NULL;
     int rc = ms__pipeline_smallest(graph, hardware, config, &need, err);
-    if (rc == MS_OK) {
-        rc = plan_least(graph, hardware, config, need, &made, err);
-    }
-    if (rc == MS_OK) {
-        ms_pressure *pressure = &made->pressure;
-        pressure->allowed_bytes = config->memory_budget_bytes;
-        pressure->permille = ms__mul_div_up(pressure->need_bytes, 1000, ms__max_u64(pressure->allowed_bytes, 1));
-        made->over_target = true;
-        *plan = made;
-    }
-    return rc;
+    return rc == MS_OK ? plan_least(graph, hardware, config, need, plan, err) : rc;
 }
 
 static bool same_choices(const ms_plan *a, const ms_plan *b)

@@ -131,8 +131,13 @@ static void add_ratio(ms__text *text, uint64_t step_ns, uint64_t base_ns)
 
 static const char *peak_remark(const ms_plan *plan)
 {
-    if (plan->over_target) {
+    if (plan->over_target && !plan->pressure.budget_given) {
         return "; over the target: no plan is smaller";
+    }
+    if (plan->over_target) {
+        bool alone = plan->replay.peak_bytes > plan->pressure.allowed_bytes;
+        return alone ? "; over the budget: no plan is smaller"
+                     : "; with the reserve over the budget: no plan is smaller";
     }
     bool above = plan->pressure.forced && plan->replay.peak_bytes > plan->unoptimized.peak_bytes;
     return above ? "; above everything kept: the buffer to move tensors takes more than they free" : "";

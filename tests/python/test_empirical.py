@@ -201,6 +201,32 @@ def test_what_can_not_be_traced_is_tried_and_told_once(
     memscale.detach(model)
 
 
+def test_an_input_of_the_wrong_shape_is_told_by_torch_alone(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, logger="memscale")
+    model = memscale.wrap(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 8)), Config(force_optimize=True))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
+            model(torch.randn(4, 32))
+    assert not caplog.messages
+    model(torch.randn(4, 64)).sum().backward()
+    assert model._memscale_executor.plan.predicted_peak_bytes > 0, "the forwards that failed say nothing of this one"
+    memscale.detach(model)
+
+
+def test_what_only_a_trace_refuses_is_told_when_the_forward_has_ended(caplog: pytest.LogCaptureFixture) -> None:
+    class RefusesFakes(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if type(x) is not torch.Tensor:
+                raise TypeError(f"{type(x).__name__} is not a tensor")
+            return super().forward(x)
+
+    caplog.set_level(logging.WARNING, logger="memscale")
+    model = memscale.wrap(RefusesFakes(64, 8), Config(force_optimize=True))
+    model(torch.randn(4, 64)).sum().backward()
+    assert [message.startswith("RefusesFakes can't be traced") for message in caplog.messages] == [True]
+    memscale.detach(model)
+
+
 def test_planning_alone_says_what_wrap_does_instead() -> None:
     for ask in (memscale.plan, memscale.trace):
         with pytest.raises(memscale.ProfileError, match="_Branching can't be traced.*wrap.. measures real steps"):

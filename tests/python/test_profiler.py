@@ -29,6 +29,7 @@ from models import MODELS, loss_of
 from memscale import _core
 from memscale.base.signature import describe_arguments
 from memscale.errors import ProfileError
+from memscale.tracing import static_tracer
 from memscale.tracing.profiler import MemoryProfiler
 
 GB = 1e9
@@ -198,6 +199,27 @@ def test_branches_on_data_are_refused(decide, capfd):
     assert capfd.readouterr().err == ""
 
 
+class Latent(nn.Module):
+    """Samples what it has computed the distribution of."""
+
+    def __init__(self, checks: bool) -> None:
+        super().__init__()
+        self.mean, self.scale = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.checks = checks
+
+    def forward(self, x):
+        normal = torch.distributions.Normal(self.mean(x), self.scale(x).exp(), validate_args=self.checks)
+        drawn = normal.rsample()
+        return drawn.square().mean() - normal.log_prob(drawn).mean()
+
+
+def test_checks_of_distributions_are_traced_and_pass():
+    x = torch.randn(16, 64)
+    checked, unchecked = (trace(Latent(checks), x) for checks in (True, False))
+    assert Replay(checked).saved == Replay(unchecked).saved
+    assert Replay(checked).peak >= Replay(unchecked).peak
+
+
 @pytest.mark.parametrize(
     "decide",
     [
@@ -262,6 +284,22 @@ class Spoken(nn.Module):
             return self.linear(x).sum()
         scores = self.linear(x).log_softmax(-1).transpose(0, 1)
         return nn.functional.ctc_loss(scores, labels.masked_select(given), lengths, given.sum(1), reduction="mean")
+
+
+def test_a_long_trace_says_once_that_it_goes_on(monkeypatch, caplog):
+    class Loop(nn.Linear):
+        def forward(self, x):
+            for _ in range(400):
+                x = torch.tanh(super().forward(x))
+            return x
+
+    caplog.set_level("INFO", logger="memscale")
+    monkeypatch.setattr(static_tracer, "_SILENT_S", 3600.0)
+    trace(Loop(8, 8), torch.randn(2, 8))
+    assert not caplog.messages
+    monkeypatch.setattr(static_tracer, "_SILENT_S", 0.0)
+    trace(Loop(8, 8), torch.randn(2, 8))
+    assert [message.split(" operators")[0] for message in caplog.messages] == ["tracing Loop: 512"]
 
 
 def test_integers_of_the_batch_are_known_if_the_forward_reads_them():

@@ -470,7 +470,9 @@ class Executor:
         if output is None:
             self._forward_failed(sys.exc_info()[1])
             self._end_profile(False)
-        elif (profile := self._layer_calls.own_profile()) is not None:
+            return
+        self._planner.forward_ended()
+        if (profile := self._layer_calls.own_profile()) is not None:
             profile.forward_ended(output)
 
     def _is_inside_own_forward(self) -> bool:

@@ -118,7 +118,7 @@ class ExecutionPlan:
 
     @property
     def budget_bytes(self) -> int | None:
-        """The budget that the plan was made for; None if there is only the target of a share of the memory."""
+        """The budget that was asked for; None if there is only the target of a share of the memory."""
         pressure = self._document["pressure"]
         return pressure["allowed_bytes"] if pressure["budget_given"] else None
 
@@ -140,7 +140,7 @@ class ExecutionPlan:
 
     @property
     def over_target(self) -> bool:
-        """Whether the default target could not be met and this is the smallest plan."""
+        """Whether no plan meets the budget or the default target, and this is the smallest."""
         return self._document["over_target"]
 
     @property

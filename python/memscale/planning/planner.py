@@ -72,6 +72,9 @@ class Planner(Protocol):
         """Whether a forward that raised `error` has to run without a plan. If so, the plan is requested again. Called
         for every forward that raised."""
 
+    def forward_ended(self) -> None:
+        """Learns that a training forward has ended without an error."""
+
     def live_trace_finished(self, graph: str | None, refused: MemScaleError | None) -> ExecutionPlan | None:
         """Receives the graph of a profiled step, or the reason why it has none. Returns a plan to follow from
         now on, if any."""
@@ -136,6 +139,9 @@ class NullPlanner:
 
     def refuses_hooks(self, error: BaseException) -> bool:
         return False
+
+    def forward_ended(self) -> None:
+        return None
 
     def live_trace_finished(self, graph: str | None, refused: MemScaleError | None) -> ExecutionPlan | None:
         return None

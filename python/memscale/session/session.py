@@ -24,11 +24,12 @@ from ..model.streamed import StreamedLayers
 from ..observability.logs import drain_core_log, log_detail
 from ..planning.execution_plan import ExecutionPlan
 from ..policy.decision import StrategyDecision, decision_as_configured, log_decision, plan_by_policy
-from ..tracing.misfit import Misfit, forbids_hooks, misfit_of
+from ..tracing.misfit import Misfit, misfit_of
 from ..tracing.profiler import MemoryProfiler, load_tracer
 from .host_memory import HostMemory
 from .machine import keep_scratch, probe_machine, with_kept_scratch, with_process
 from .precision import MixedPrecision, decide_precision
+from .warm_up import WarmUp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -51,9 +52,6 @@ _FAR_OVER = 2  # by more than 1%; see ms_overrun
 # Number of graphs that are kept, one for each input shape that no other covers. A shape whose
 # graph was dropped as the oldest is traced again.
 _GRAPHS_MOST = 64
-
-# After this many profiled steps in a row that could not be followed, no more are profiled.
-_REFUSED_STEPS = 3
 
 
 class Session:
@@ -103,13 +101,9 @@ class Session:
         self._was_beyond = False
         self._told_beyond = self._told_over = self._told_evaluation = False
         self._serves_smaller = False  # whether the forward has smaller inputs than its plan was made for
-        self._profiled_steps = 0
-        self._refused_steps = 0
-        self._is_untraceable = False
-        self._is_doubtful = False  # whether the trace just before this forward failed, which may raise the same error
+        self._warm_up = WarmUp(config.warmup_steps)
         self.follows_parts = False
         self._may_trace_ahead = config.use_static_profiling
-        self._takes_no_hooks = False
         self._replan_refused: str | None = None  # the step that keeps its old plan, because no new one fits
         self._refusal = ""  # the reason, until the user has heard it
         self._idle_numbers = ""  # signatures with '#' for those numbers among the arguments that don't matter
@@ -166,9 +160,9 @@ class Session:
             ProfileError: the step can't be traced and the empirical fallback is off.
         """
         self._follow(model)
-        self._is_doubtful = False
+        self._warm_up.forward_begins()
         self.hardware_json = self._without_released(model)
-        is_traced = self.config.use_static_profiling and not (self._is_untraceable or self.follows_parts)
+        is_traced = self.config.use_static_profiling and not (self._warm_up.is_untraceable or self.follows_parts)
         signature = _core.signature_without_numbers(signature, self._idle_numbers if is_traced else None)
         self._current = self._known(signature)
         self._serves_smaller = self._current not in (None, signature)
@@ -179,7 +173,7 @@ class Session:
             graph = self._trace(model, args, kwargs, wait_until_alone)
             if graph is None:
                 self._current = _core.signature_without_numbers(signature)
-                technique = "keep" if self._takes_no_hooks else None
+                technique = "keep" if self._warm_up.takes_no_hooks else None
                 text = _core.plan_uniform(None, self.hardware_json, self.config_json, technique)
                 return ExecutionPlan(text, self.hardware_json)
             self._remember(signature, graph)
@@ -457,7 +451,7 @@ class Session:
                     "there is no way left to profile the model"
                 )
             return None
-        if self.follows_parts or self._is_untraceable:
+        if self.follows_parts or self._warm_up.is_untraceable:
             return None  # a forward that reads values does so at every shape; the log has said so already
         is_alone = False
         try:
@@ -478,14 +472,11 @@ class Session:
             if isinstance(error.__cause__, Misfit):  # the forward is about to raise by itself
                 _log.debug("%s", str(error))
                 return None
-            self._is_untraceable = is_alone
             if self.refuses_hooks(error.__cause__):
                 return None
             if not self.config.use_empirical_fallback:
                 raise
-            self._is_doubtful = is_alone
-            # Not the error: a handler that keeps records would keep its frames, and with them the forward's output.
-            _log.warning("%s; %d real steps are profiled instead", str(error), self.config.warmup_steps)
+            self._warm_up.trace_failed(error, is_alone, self._has_sample)
             return None
 
     def _measure_trace(self) -> None:
@@ -511,20 +502,16 @@ class Session:
         return graph
 
     def refuses_hooks(self, error: BaseException | None) -> bool:
-        """Whether a forward failed because it allows no saved-tensor hooks around it. If so, the model
-        is left alone from the next forward on. If the trace before it failed too, the next forward is traced again."""
-        self._is_untraceable &= not self._is_doubtful
-        if not forbids_hooks(error):
-            return False
-        self._takes_no_hooks = self._is_untraceable = True
-        self._graphs.clear()
-        self._plans.clear()
-        _log.warning(
-            "the forward allows no saved-tensor hooks around it (derivatives by torch.func, or "
-            "disable_saved_tensors_hooks): memscale leaves the model alone, and it may exceed a budget; a forward that "
-            "uses torch.autograd.grad instead can be planned"
-        )
-        return True
+        """Whether a forward that raised `error` has to run without a plan from now on; see `WarmUp.refuses_hooks()`."""
+        refuses = self._warm_up.refuses_hooks(error)
+        if refuses:
+            self._graphs.clear()
+            self._plans.clear()
+        return refuses
+
+    def forward_ended(self) -> None:
+        """A training forward has ended without an error."""
+        self._warm_up.forward_ended()
 
     def tighten(self, attempt: int) -> ExecutionPlan:
         """The plan under which a step is repeated after an allocation failed in it. `attempt` counts
@@ -571,8 +558,7 @@ class Session:
         return (
             self._current is not None
             and self._current not in self._graphs
-            and not self._takes_no_hooks
-            and self._refused_steps < _REFUSED_STEPS
+            and self._warm_up.wants_profile
             and not in_backward()  # at its end, torch puts back the modes that were on at its begin
         )
 
@@ -580,20 +566,11 @@ class Session:
         """Takes the graph of a profiled step, or the reason why there is none. Returns the plan once enough
         steps are profiled."""
         if graph is None:
-            self._refused_steps += 1
-            if self._refused_steps == _REFUSED_STEPS:
-                _log.warning(
-                    "real steps can't be followed either (%s): the warm-up's plan stays, and no budget is planned for",
-                    str(refused),
-                )
+            self._warm_up.step_refused(refused)
             return None
         self._has_run = True
-        self._is_doubtful = False
-        self._refused_steps = 0
-        self._profiled_steps += 1
-        if self._profiled_steps < self.config.warmup_steps or self._current is None:
+        if not self._warm_up.step_profiled() or self._current is None:
             return None
-        self._profiled_steps = 0
         self._graphs[self._current] = _core.graph_hold(graph, self._held)
         return self._plan(self._current)
 
@@ -649,7 +626,7 @@ class Session:
     def _tell_unplanned(self, peak_bytes: int | None) -> None:
         """Warns once of a step over the budget that has no plan and gets none, because real steps can't be followed."""
         budget_gb = self.config.memory_budget_gb
-        if peak_bytes is None or not isinstance(budget_gb, float | int) or self._refused_steps < _REFUSED_STEPS:
+        if peak_bytes is None or not isinstance(budget_gb, float | int) or not self._warm_up.has_given_up:
             return
         if peak_bytes > 1.01e9 * budget_gb and not self._told_over:
             self._told_over = True

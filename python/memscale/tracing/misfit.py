@@ -15,7 +15,9 @@ from ..base.aside import standing_aside
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Misfit", "forbids_hooks", "misfit_of", "reads_values"]
+    from ..errors import ProfileError
+
+__all__ = ["Misfit", "forbids_hooks", "is_of_the_trace", "misfit_of", "reads_values"]
 
 # Derivatives of torch.func raise an error with these words if they meet saved-tensor hooks.
 _NO_HOOKS = "don't yet support saved tensor hooks"
@@ -45,6 +47,11 @@ def misfit_of(
 def reads_values(error: BaseException | None) -> bool:
     """Whether a trace ended with `error` because the forward needs a value that is not known."""
     return error is not None and _is_of_fakes(error.__cause__, _OF_VALUES)
+
+
+def is_of_the_trace(error: ProfileError) -> bool:
+    """Whether only a trace can fail as `error` says. If not, the real forward may raise the same."""
+    return error.__cause__ is None or _is_of_fakes(error.__cause__, _OF_FAKES)
 
 
 def forbids_hooks(error: BaseException | None) -> bool:

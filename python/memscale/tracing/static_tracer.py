@@ -11,7 +11,9 @@ Only the profiler uses this module.
 
 from __future__ import annotations
 
+import logging
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -32,6 +34,12 @@ from .tracer import LiveTracer
 
 __all__ = ["StaticTracer", "know", "libraries_branch_on_values"]
 
+_log = logging.getLogger("memscale")
+
+# A user who waits longer than this for a trace is told so. The clock is read once in so many operators.
+_SILENT_S = 5.0
+_LOOK_EVERY = 512
+
 _MOST_ELEMENTS = 1 << 20
 _MOST_FLOATS = 1 << 18
 _VALUE = "_memscale_value"
@@ -40,6 +48,8 @@ _LITERAL = torch.ops.aten.lift_fresh.default
 _RECURRENT = torch.ops.aten.mkldnn_rnn_layer.default
 _DRAWS = frozenset({torch.ops.aten.rand.default, torch.ops.aten.rand.generator})
 """Operators of whose numbers models leave a layer out if one is small. A trace draws the largest: every layer runs."""
+_CHECK = torch.ops.aten._is_all_true.default
+"""With it torch.distributions checks arguments that depend on data. A trace takes them to be right."""
 _GROUPED = torch.ops.aten._grouped_mm.default if hasattr(torch.ops.aten, "_grouped_mm") else None  # torch 2.6 has none
 _OTHER_TYPES = frozenset({torch.ops.aten._local_scalar_dense.default, _GROUPED, _RECURRENT})
 """Operators whose fake kernels take other types, or give other results, than the real ones."""
@@ -68,6 +78,9 @@ class StaticTracer(LiveTracer):
     ) -> None:
         super().__init__(model, signature, "static", _kernels(), placement, elsewhere)
         self._types = OperandTypes()
+        self._model_name = model
+        self._began_at = time.monotonic()
+        self._reported = 0
 
     def add_input(self, name: str, tensor: torch.Tensor) -> None:
         """Records the caller's argument that a fake tensor stands for."""
@@ -83,6 +96,17 @@ class StaticTracer(LiveTracer):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # the inherited method does
+
+    def _report(self, *operator: Any) -> None:
+        super()._report(*operator)
+        self._reported += 1
+        if self._reported % _LOOK_EVERY == 0 and time.monotonic() - self._began_at > _SILENT_S:
+            self._began_at = float("inf")  # once is enough
+            _log.info(
+                "tracing %s: %d operators so far; the step is traced once, and again for an input of another shape",
+                self._model_name,
+                self._reported,
+            )
 
     # C tells devices: the operator runs thousands of times a step, also where torch's C++ lets no interrupt out.
     @partial(_core.device_first, _DEVICE, FakeTensor)
@@ -121,6 +145,10 @@ class StaticTracer(LiveTracer):
 
 def _follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: FakeTensor) -> None:
     """Computes the result's value if all operands' are known, else forgets it."""
+    if func is _CHECK and _known(args[0]) is None:
+        with torch._C._DisableTorchDispatch():
+            know(result, torch.ones((), dtype=torch.bool, device="cpu"))
+        return
     if func in _DRAWS and result.numel() == 1:
         with torch._C._DisableTorchDispatch():
             know(result, torch.full(result.shape, 1 - torch.finfo(result.dtype).eps, dtype=result.dtype, device="cpu"))

@@ -275,8 +275,13 @@ static void a_shape_beyond_the_budget_gets_its_smallest_plan(void **state)
     plan_beyond(f, &(ms_beyond){longer, longer, 0, 0, NULL}, &plan, &line);
     assert_null(strstr(line, "training began"));
     assert_null(strstr(line, " less if ")); /* the loop is not known */
-    assert_int_equal(plan->pressure.allowed_bytes, plan->smallest_budget_bytes);
+    assert_true(plan->replay.peak_bytes + plan->reserve_bytes <= plan->smallest_budget_bytes);
+    assert_int_equal(plan->pressure.allowed_bytes, f->config.memory_budget_bytes);
+    assert_true(plan->over_target && plan->pressure.permille > 1000);
     ms_free(line);
+    char *table = ms_plan_table(plan, f->hardware);
+    assert_non_null(strstr(table, "; over the budget: no plan is smaller"));
+    ms_free(table);
     ms_plan *same = NULL;
     plan_beyond(f, &(ms_beyond){longer, longer, 0, 0, plan}, &same, &line);
     assert_null(same);

@@ -99,6 +99,7 @@ typedef struct predict_work {
     ms_plan *plan;
     ms_plan *settled; /* the plan once the loop has been observed, if that is faster; or NULL */
     uint64_t smallest_bytes;
+    bool is_bf16; /* the weights */
 } predict_work;
 
 /* ---- the request ---------------------------------------------------------------- */
@@ -402,7 +403,12 @@ static void add_config(ms__text *text, const predict_work *work)
     if (!is_usual) {
         ms__text_add(text, "mode=\"%s\"", ms_mode_name(work->config.mode));
     }
-    ms__text_add(text, "))%s\n", ours ? "  # optimizer = memscale.optim.AdamW(...)" : "");
+    const char *form = work->is_bf16 ? ", bf16=\"split\"" : ""; /* a GPU's AdamW has fp32 state only then */
+    ms__text_add(text, "))");
+    if (ours) {
+        ms__text_add(text, "  # optimizer = memscale.optim.AdamW(...%s)", form);
+    }
+    ms__text_add(text, "\n");
 }
 
 static void add_settled(ms__text *text, const predict_work *work)
@@ -493,7 +499,7 @@ int cmd_predict(int argc, char **argv)
     if (status != CLI_GO_ON) {
         return status;
     }
-    predict_work work = {0};
+    predict_work work = {.is_bf16 = request.dtype != NULL && strcmp(request.dtype, "bfloat16") == 0};
     status = check_request(&request, &work);
     status = status != CLI_OK ? status : answer(&request, &work);
     ms_graph_free(work.graph);

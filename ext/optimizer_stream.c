@@ -237,20 +237,25 @@ typedef struct python_compute {
 /* PyBUF_WRITE, which the stable ABI names from Python 3.11 on. */
 enum { WRITABLE = 0x200 };
 
-/* A tuple of views of the arrays, which must not outlive the call. */
+/* A tuple of views of the arrays that are there, which must not outlive the call. */
 static PyObject *views_of(const ms_adamw_tensor *part)
 {
-    void *const arrays[] = {part->exp_avg, part->exp_avg_sq, part->max_exp_avg_sq};
-    Py_ssize_t count = part->max_exp_avg_sq != NULL ? 3 : 2;
-    PyObject *tuple = PyTuple_New(count);
-    for (Py_ssize_t i = 0; tuple != NULL && i < count; i++) {
-        PyObject *view = PyMemoryView_FromMemory(arrays[i], (Py_ssize_t)(part->count * sizeof(float)), WRITABLE);
-        if (view == NULL) {
-            Py_CLEAR(tuple);
-        } else {
-            PyTuple_SetItem(tuple, i, view);
+    void *const arrays[] = {part->exp_avg, part->exp_avg_sq, part->max_exp_avg_sq, part->extra};
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list != NULL && i < sizeof arrays / sizeof arrays[0]; i++) {
+        if (arrays[i] == NULL) {
+            continue;
         }
+        bool is_low = arrays[i] == part->extra && part->weights == MS_ADAMW_BF16_SPLIT;
+        uint64_t bytes = part->count * (is_low ? sizeof(int16_t) : sizeof(float));
+        PyObject *view = PyMemoryView_FromMemory(arrays[i], (Py_ssize_t)bytes, WRITABLE);
+        if (view == NULL || PyList_Append(list, view) != 0) {
+            Py_CLEAR(list);
+        }
+        Py_XDECREF(view);
     }
+    PyObject *tuple = list != NULL ? PyList_AsTuple(list) : NULL;
+    Py_XDECREF(list);
     return tuple;
 }
 

@@ -29,7 +29,9 @@ typedef enum ms_adamw_weights {
     MS_ADAMW_BF16_MASTER, /* bf16, rounded to nearest even from a float master. If other code has
                              changed an element, the master takes over its value. */
     MS_ADAMW_BF16_SPLIT,  /* a float's bits = (bf16 << 16) + low, with 16 signed bits `low`: the
-                             bf16 is the float rounded to nearest, ties away from zero */
+                             bf16 is the float rounded to nearest, ties away from zero. If other code
+                             has set an element to zero or infinity, low bits that would make it NaN
+                             are ignored. */
     MS_ADAMW_WEIGHTS_COUNT
 } ms_adamw_weights;
 

@@ -116,10 +116,16 @@ static void master_adopt(const uint16_t *restrict bf16, float *restrict master, 
     }
 }
 
+/* Other code may have written a weight, to which the low bits do not belong. A zero has none below it, an infinity none
+ * above it: with them, both would become NaN. split_store() makes no such pairs. */
 static void split_load(const uint16_t *restrict bf16, const int16_t *restrict low, float *restrict values, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
-        values[i] = float_of(((uint32_t)bf16[i] << 16) + (uint32_t)(int32_t)low[i]);
+        uint32_t high = bf16[i];
+        int32_t rest = low[i];
+        bool is_below_zero = (high & 0x7fffu) == 0 && rest < 0;
+        bool is_above_infinity = (high & 0x7f80u) == 0x7f80u && rest > 0;
+        values[i] = float_of((high << 16) + (is_below_zero || is_above_infinity ? 0u : (uint32_t)rest));
     }
 }
 

@@ -103,6 +103,7 @@ def test_the_program_plans_state_in_a_hosts_memory_or_on_disk_for_a_card(tmp_pat
     line = _predict(*words, *budget, "--host-memory", "64GB").stdout.splitlines()[-1]
     assert "memscale.apply_all_optimizations(model, optimizer, " in line
     assert 'memscale.Config(memory_budget_gb=0.45, mode="aggressive"))' in line
+    assert line.endswith('# optimizer = memscale.optim.AdamW(..., bf16="split")')
     small = json.loads(_predict(*words, *budget, "--host-memory", "100MB", "--json").stdout)["plan"]
     chosen = {option["name"] for option in small["step_options"] if option["chosen"]}
     assert {"state_on_disk", "gradient_release"} <= chosen and "state_on_host" not in chosen

@@ -217,7 +217,7 @@ def test_checks_of_distributions_are_traced_and_pass():
     x = torch.randn(16, 64)
     checked, unchecked = (trace(Latent(checks), x) for checks in (True, False))
     assert Replay(checked).saved == Replay(unchecked).saved
-    assert Replay(checked).peak >= Replay(unchecked).peak
+    assert _work(checked) > _work(unchecked), "the checks are a part of the step"
 
 
 @pytest.mark.parametrize(

@@ -31,3 +31,18 @@ def test_every_wrapped_variant_finishes_within_its_goals(monkeypatch):
         assert runs[variant].get("same"), runs[variant]
     assert runs["offload"]["counters"]["offloaded_bytes"] > 0
     assert runs["recompute"]["counters"]["recomputed_layers"] > 0
+
+
+@pytest.mark.double
+def test_full_fine_tuning_in_bf16_has_the_bits_of_fp32_state_on_the_card(monkeypatch):
+    told = []
+    monkeypatch.setattr(bench, "DIGEST_PIECE", bench.DIGEST_PIECE)
+    monkeypatch.setitem(bench.FULL_TUNING, "24 GB", {**bench.FULL_TUNING["24 GB"], "budget_bytes": 160 * 10**6})
+    try:
+        bench.runs_of(bench.models.BF16, True, [], told.append)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    runs = bench.compared(told)
+    assert runs.keys() == {"unmodified", *bench.OF_LARGEST[bench.models.BF16]}
+    assert bench.misses_of(bench.models.BF16, runs) == []
+    assert all(run.get("same", True) for run in runs.values())

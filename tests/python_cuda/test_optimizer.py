@@ -348,7 +348,7 @@ def test_pinned_memory_is_given_back():
     optimizer = AdamW(model.parameters(), state="host")
     train(model, optimizer, 1)
     host = optimizer._place.host
-    moment = host._moments[model[0][0].weight][0]
+    moment = host._arrays[model[0][0].weight]["exp_avg"]
     address = moment.data_ptr()
     kind = kind_of(torch.device("cuda"))
     assert not kind.pin(address, moment.nbytes)  # it is registered already
@@ -388,7 +388,7 @@ def test_a_card_without_room_for_the_buffers_leaves_the_step_to_be_repeated(stat
 
 @pytest.mark.parametrize("state", ["host", "disk"])
 def test_a_step_that_fails_in_its_middle_is_refused_from_then_on(monkeypatch, state):
-    from memscale.optim import disk, host
+    from memscale.optim import widened
 
     def fails(*_):
         raise RuntimeError("broken")
@@ -397,7 +397,7 @@ def test_a_step_that_fails_in_its_middle_is_refused_from_then_on(monkeypatch, st
     optimizer = AdamW(model.parameters(), state=state)
     gradients(model, 0)
     with monkeypatch.context() as patch:
-        patch.setattr({"host": host, "disk": disk}[state], "run_adamw", fails)
+        patch.setattr(widened, "run_adamw", fails)
         with pytest.raises(RuntimeError, match="broken"):
             optimizer.step()
     for call in (optimizer.step, optimizer.finish_step):

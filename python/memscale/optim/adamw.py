@@ -22,6 +22,8 @@ from .disk_update import StatePlace, disk_options
 from .memory_update import StateForm, check_gradient, make_states, update_by_c, update_by_torch
 from .release import name_of
 from .release_update import ReleaseSwitch
+from .widened import find_room
+from .widened import update as update_widened
 
 __all__ = ["AdamW", "AdamW8bit"]
 
@@ -45,16 +47,18 @@ class AdamW(torch.optim.AdamW):
         maximize, foreach, capturable, differentiable, fused: as `torch.optim.AdamW`.
         state_bits: 32, or 8 for moments in 8 bits, in blocks of 256 elements with the dynamic map
             of bitsandbytes: about 2.03 bytes per parameter. Tensors of fewer than 4096 elements
-            keep fp32 moments. 8 is not allowed with `amsgrad`.
+            keep fp32 moments, and parameters on a GPU moments of full size. 8 is not allowed with
+            `amsgrad`.
         bf16: how a bf16 parameter keeps the bits that bf16 cannot hold. ``"split"``: 16 more bits per
             element (state `low`); together they are an fp32 value. ``"master"``: an fp32 copy
-            (state `master`). Moments are fp32 (or 8 bits) either way.
+            (state `master`). Moments are fp32 (or 8 bits, on the CPU) either way. None: split on the
+            CPU; on a GPU bf16 moments and no more bits, as `torch.optim.AdamW` has them.
         state: ``"memory"``, or ``"disk"``: moments, masters and low bits live in a file without
             a name and pass through 32 MiB of buffers during the step, bit-identical to memory; those of
             parameters on a GPU go to the card and back in parts, as with ``"host"``.
-            Or ``"host"``, for parameters on a GPU: moments live in host memory and pass through
-            48 MiB of the card's during the step, with the bits of torch's AdamW on the card; not
-            with `capturable` or `fused`.
+            Or ``"host"``, for parameters on a GPU: states live in host memory and pass through
+            48 MiB of the card's during the step, with the bits of torch's AdamW on the card (on fp32
+            copies if `bf16` is named); not with `capturable` or `fused`.
             Tensors of fewer than 16384 elements stay in memory. `state[p]` then holds only
             `step`; `state_dict()` has everything.
         disk_offload_dir: directory of that file; None for a cache directory on a real disk.
@@ -89,7 +93,7 @@ class AdamW(torch.optim.AdamW):
         differentiable: bool = False,
         fused: bool | None = None,
         state_bits: int = 32,
-        bf16: str = "split",
+        bf16: str | None = None,
         state: str = "memory",
         disk_offload_dir: str | None = None,
         max_disk_offload_gb: float | None = None,
@@ -192,23 +196,28 @@ class AdamW(torch.optim.AdamW):
     def _step_all(self) -> None:
         chosen = [self._choose(index, group) for index, group in enumerate(self.param_groups)]
         pairs = list(zip(self.param_groups, chosen, strict=True))
-        self._place.step(self, [(group, p) for group, (_, _, streamed, _) in pairs for p in streamed])
+        find_room([p for _, (_, widened, *_) in pairs for p in widened])
+        self._place.step(self, [(group, p) for group, (*_, streamed, _) in pairs for p in streamed])
         self._update_hosted([(group, hosted) for group, (*_, hosted) in pairs])
         try:
-            self._update_beside([(group, theirs, ours) for group, (theirs, ours, *_) in pairs])
+            self._update_beside([(group, *beside) for group, (*beside, _, _) in pairs])
         except BaseException as error:
-            if any(streamed or hosted for _, (*_, streamed, hosted) in pairs):
+            if any(widened or streamed or hosted for _, (_, widened, _, streamed, hosted) in pairs):
                 self._place.interrupt(error, can_be_finished=False)
             raise
         if not self._is_traced():
             self._releasing.step_ended()
             self._place.step_ended(self)
 
-    def _update_beside(self, work: list[tuple[dict[str, Any], list[torch.Tensor], list[torch.Tensor]]]) -> None:
-        """Updates parameters whose states are beside them."""
-        for group, theirs, ours in work:
+    def _update_beside(self, work: list[tuple[Any, ...]]) -> None:
+        """Updates parameters whose states are beside them: of each group those of torch, the widened ones and those of
+        C."""
+        for group, theirs, widened, ours in work:
             if theirs:
                 update_by_torch(self, {**group, "params": theirs})
+            if widened:
+                make_states(self.state, group, widened, self._place.form)
+                update_widened(self, group, widened)
             if ours:
                 make_states(self.state, group, ours, self._place.form)
                 if not _state.is_traced(ours[0]):
@@ -224,9 +233,10 @@ class AdamW(torch.optim.AdamW):
         return first is not None and _state.is_traced(first)
 
     def _choose(self, index: int, group: dict[str, Any]) -> tuple[list[torch.Tensor], ...]:
-        """The parameters with gradients in four lists: torch updates the first, C the second. The third has its states
-        on disk, the last in host memory while the parameters are on a GPU."""
+        """The parameters with gradients in five lists: torch updates the first, torch in fp32 the second, C the third.
+        The fourth has its states on disk, the last in host memory while the parameters are on a GPU."""
         theirs: list[torch.Tensor] = []
+        widened: list[torch.Tensor] = []
         ours: list[torch.Tensor] = []
         streamed: list[torch.Tensor] = []
         hosted: list[torch.Tensor] = []
@@ -243,9 +253,12 @@ class AdamW(torch.optim.AdamW):
                 elif _state.is_ours(p, group):
                     self._place.check_layout(self.state, p, group, name)
                     ours.append(p)
+                elif self._place.is_widened(p, group):
+                    self._place.check_layout(self.state, p, group, name)
+                    widened.append(p)
                 else:
                     theirs.append(p)
-        return theirs, ours, streamed, hosted
+        return theirs, widened, ours, streamed, hosted
 
     # ---- inside backward -----------------------------------------------------------------
 
@@ -265,6 +278,10 @@ class AdamW(torch.optim.AdamW):
             place.check_layout(self.state, p, group, name)
             make_states(self.state, group, [p], place.form)
             update_by_c(self, group, [p])
+        elif place.is_widened(p, group):
+            place.check_layout(self.state, p, group, name)
+            make_states(self.state, group, [p], place.form)
+            update_widened(self, group, [p])
         else:
             update_by_torch(self, {**group, "params": [p]})
 

@@ -3,7 +3,7 @@
 It maps parameters to the states of `_core.OptimizerStream`, and turns states into tensors again. Of parameters that
 are divided among ranks it has the states of this rank's parts. C decides when to read, compute and write; see
 memscale/optimizer_stream.h. State of parameters on a GPU goes to the card and back a chunk at a time, and torch's own
-operators update it there.
+operators update it there (widened.py).
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ from .. import _core
 from ..base.divided import part_of
 from ..errors import MemScaleError
 from . import state as _state
-from .memory_update import Hyperparameters, gradient_part, run_adamw
+from .memory_update import Hyperparameters, gradient_part
+from .widened import elements_at_once, is_widened, update_rows
 
 # The names of a state's arrays in C's order, for fp32 and for 8-bit states.
 _FULL = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", None, None, None)
 _QUANTIZED = ("exp_avg_8bit", "exp_avg_sq_8bit", None, None, "exp_avg_absmax", "exp_avg_sq_absmax")
 _EXTRA = 3
 _WORD = 4
+_CHUNKS_IN_A_BUFFER = 4  # the bytes of a buffer of HostState over those of the stream's chunk
 _NO_ADDRESSES = (0,) * 6
 
 
@@ -45,8 +47,8 @@ class _Held(NamedTuple):
     Attributes:
         number: the stream's.
         weights, moments: codes of ms_adamw_tensor.
-        elements: the stream's. A moment of a parameter on a GPU has the parameter's type; the stream has it as 32-bit
-            words.
+        elements: the stream's. torch's moments of a GPU's parameter have the parameter's type; to the stream they are
+            32-bit words.
         dtype: of moments, unless they are 8-bit codes.
     """
 
@@ -100,11 +102,12 @@ class DiskState:
 
     # ---- states ------------------------------------------------------------------------
 
-    def add(self, p: torch.Tensor, amsgrad: bool, state_bits: int, bf16: str) -> None:
+    def add(self, p: torch.Tensor, group: dict[str, Any], state_bits: int, bf16: str | None) -> None:
         """Makes the state of a parameter before its first step."""
-        part, form = part_of(p), form_of(p, amsgrad, state_bits, bf16)
+        part, form = part_of(p), form_of(p, group, state_bits, bf16)
         weights, moments, _, count = form
-        dtype = torch.float32 if _state.is_on_host(p) else p.dtype
+        is_fp32 = _state.is_on_host(p) or is_widened(p, group, bf16)
+        dtype = torch.float32 if is_fp32 else p.dtype
         self._states[p] = _Held(self._stream.add(*form), weights, moments, count, dtype)
         self._layouts[p] = tuple(part.shape), tuple(part.stride())
 
@@ -118,18 +121,20 @@ class DiskState:
         """Shape and strides that the parameter, or its part, had when its state was made."""
         return self._layouts[p]
 
-    def put(self, p: torch.Tensor, values: dict[str, Any], state_bits: int, bf16: str) -> None:
+    def put(
+        self, p: torch.Tensor, values: dict[str, Any], group: dict[str, Any], state_bits: int, bf16: str | None
+    ) -> None:
         """Writes a state from memory, in a form that `state.adapt()` returns; of a parameter on a GPU, from any device.
 
         Raises:
             OffloadError: the state could not be written; the parameter then has none.
         """
         self.remove(p)
-        self.add(p, "max_exp_avg_sq" in values, state_bits, bf16)
+        self.add(p, group, state_bits, bf16)
         held, part = self._states[p], part_of(p)
         if not _state.is_on_host(p):
-            moments = {name: self._in_words(p, value) for name, value in values.items() if name in _FULL}
-            values = {**values, **moments}
+            kept = {name: self._in_words(p, name, values[name]) for name in self.names(p) if name in values}
+            values = {"step": values["step"], **kept}
         # C reads only the state's own addresses, so the parameter stands in for the gradient.
         _, _, _, *rest = _state.addresses(part, part, {**values, "step": values["step"] - 1})
         fields = (held.weights, held.moments, held.elements, *rest)
@@ -156,10 +161,12 @@ class DiskState:
             pages.stream()
         return {p: _state.as_held(p, self._tensors(p, pages, offsets)) for p, offsets in layout.items()}
 
-    def _in_words(self, p: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """A moment in host memory, in the layout of a parameter on a GPU, padded to whole words."""
+    def _in_words(self, p: torch.Tensor, name: str, value: torch.Tensor) -> torch.Tensor:
+        """An array in host memory, in the layout of a parameter on a GPU; a moment is padded to whole words."""
         held = self._states[p]
-        flat = torch.zeros(held.elements * _WORD // held.dtype.itemsize, dtype=held.dtype, device="cpu")
+        dtype = held.dtype if name in _FULL else _dtype_of(name)
+        count = held.elements * _WORD // held.dtype.itemsize
+        flat = torch.zeros(count, dtype=dtype, device="cpu")
         flat.as_strided(*self._layouts[p]).copy_(value)
         return flat
 
@@ -218,21 +225,29 @@ class DiskState:
         """
         held, step = self._states[p], optimizer.state[p]["step"]
         parameter, gradient = _state.flat(part_of(p).detach()), _state.flat(gradient_part(p))
-        size = parameter.element_size()
+        names = [name for name in self.names(p) if name is not None]
+        size = held.dtype.itemsize
+        most = elements_at_once() // _CHUNKS_IN_A_BUFFER
 
         def compute(first: int, views: tuple[memoryview, ...]) -> None:
             begin = first * _WORD // size
             end = min(begin + len(views[0]) // size, parameter.numel())
-            moments = [torch.frombuffer(view, dtype=held.dtype, count=end - begin) for view in views]
+            arrays = {
+                name: torch.frombuffer(view, dtype=held.dtype if name in _FULL else _dtype_of(name), count=end - begin)
+                for name, view in zip(names, views, strict=True)
+            }
             try:
-                now = [moment.to(parameter.device) for moment in moments]
-                row = [[parameter[begin:end]], [gradient[begin:end]], *([moment] for moment in now)]
+                now = {name: array.to(parameter.device) for name, array in arrays.items()}
                 self.is_torn = True
-                run_adamw(optimizer, group, [*row, *([] for _ in range(5 - len(row))), [step.clone()]])
-                _copy_back(moments, now)
+                for at in range(begin, end, most if _state.EXTRAS & now.keys() else end - begin):
+                    until = min(at + most, end)
+                    values = {name: array[at - begin : until - begin] for name, array in now.items()}
+                    update_rows(optimizer, group, [(parameter[at:until], gradient[at:until], values, step)])
+                for name in arrays:
+                    arrays[name].copy_(now[name])
                 self.is_torn = False
             finally:
-                moments.clear()  # a traceback must not hold memory that the stream frees
+                arrays.clear()  # a traceback must not hold memory that the stream frees
 
         self._stream.update_by(held.number, int(step) + 1, compute)
         self._updated[p] = None
@@ -265,20 +280,15 @@ class DiskState:
         self._updated.clear()
 
 
-def form_of(p: torch.Tensor, amsgrad: bool, state_bits: int, bf16: str) -> tuple[int, int, bool, int]:
+def form_of(p: torch.Tensor, group: dict[str, Any], state_bits: int, bf16: str | None) -> tuple[int, int, bool, int]:
     """The form of a parameter's state, as `_core.OptimizerStream.add()` takes it."""
-    part = part_of(p)
-    if not _state.is_on_host(p):
+    part, amsgrad = part_of(p), group["amsgrad"]
+    if not (_state.is_on_host(p) or is_widened(p, group, bf16)):
         return _state.FP32, 0, amsgrad, -(-part.nbytes // _WORD)
     weights = _state.FP32
     if p.dtype is torch.bfloat16:
-        weights = _state.BF16_MASTER if bf16 == "master" else _state.BF16_SPLIT
+        weights = _state.BF16_MASTER if _state.extra_of(bf16) == "master" else _state.BF16_SPLIT
     return weights, int(_state.moments_are_8bit(p, state_bits)), amsgrad, part.numel()
-
-
-def _copy_back(moments: list[torch.Tensor], updated: list[torch.Tensor]) -> None:
-    for moment, value in zip(moments, updated, strict=True):
-        moment.copy_(value)
 
 
 def _dtype_of(name: str) -> torch.dtype:

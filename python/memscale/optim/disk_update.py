@@ -22,6 +22,7 @@ from . import state as _state
 from .disk import DiskState, form_of
 from .host import HostState, can_be_hosted
 from .memory_update import StateForm, count_write, grad_scale, gradient_part, hyperparameters, put_unscaled
+from .widened import is_widened
 
 __all__ = ["StatePlace", "disk_options"]
 
@@ -93,6 +94,10 @@ class StatePlace:
         """Whether a new state of the parameter would be made in host memory, away from the parameter."""
         return self.on_host and p not in self._kept and can_be_hosted(p, group)
 
+    def is_widened(self, p: torch.Tensor, group: _Group) -> bool:
+        """Whether a bf16 parameter on a GPU has a state in fp32, because the user asked for its form."""
+        return is_widened(p, group, self.form.of(group)[1])
+
     def _holds(self, p: torch.Tensor) -> bool:
         return self.disk is not None and p in self.disk
 
@@ -134,19 +139,22 @@ class StatePlace:
         """Stores a state of any form where it belongs, in place of one that was elsewhere."""
         form = self.form.of(group)
         on_host = self.belongs_on_host(p, group)
+        is_torchs = not (_state.is_ours(p, group) or self.is_widened(p, group))
         if not (given and (on_host or self.belongs_on_disk(p, group))):
-            made = _state.as_held(p, _state.adapt(p, given, group, *form))
+            made = _state.as_held(p, _state.adapt(p, given, group, *form, is_torchs))
             self._remove(p)
             states[p] = made
             return
         if _state.is_ours(p, group):
-            values = _state.adapt(p, given, group, *form, copies=False)
+            values = _state.adapt(p, given, group, *form, is_torchs, copies=False)
         else:
             values = _for_device(p, _state.full_precision(given), group)
+            if not is_torchs:
+                _state.add_precision(values, part_of(p), form[1])
         if on_host:
-            self._made_host().put(p, values)
+            self._made_host().put(p, values, group, form[1])
         else:
-            self._made_disk().put(p, values, *form)
+            self._made_disk().put(p, values, group, *form)
         self._remove(p, but=self.host if on_host else self.disk)
         states[p] = {name: value for name, value in values.items() if name not in _ARRAYS}
 
@@ -249,7 +257,7 @@ class StatePlace:
         for p in made:
             optimizer.state[p]["step"] = _state.step_tensor(0)
             if not _state.is_traced(p):
-                self._made_host().add(p, group["amsgrad"])
+                self._made_host().add(p, group, self.form.of(group)[1])
         host = self.host
         if host is None or (params and _state.is_traced(params[0])):
             return
@@ -283,7 +291,7 @@ class StatePlace:
         if not states[p]:
             states[p]["step"] = _state.step_tensor(0)
             if not _state.is_traced(p):
-                self._made_disk().add(p, group["amsgrad"], *self.form.of(group))
+                self._made_disk().add(p, group, *self.form.of(group))
 
     def _update(self, disk: DiskState, optimizer: torch.optim.Optimizer, group: _Group, p: torch.Tensor) -> None:
         if not _state.is_on_host(p):
@@ -415,7 +423,7 @@ class StatePlace:
             for p in group["params"]
             if self._may_be_planned(p, group) and (self.belongs_on_disk(p, group) or self.belongs_on_host(p, group))
         ]
-        forms = [form_of(p, group["amsgrad"], *self.form.of(group)) for p, group in may_move]
+        forms = [form_of(p, group, *self.form.of(group)) for p, group in may_move]
         moved = _core.optimizer_choose_moved(forms, moved_bytes)
         return {p for (p, _), moves in zip(may_move, moved, strict=True) if not moves}
 
@@ -460,7 +468,7 @@ def _for_device(p: torch.Tensor, full: dict[str, Any], group: _Group) -> dict[st
         values.setdefault("max_exp_avg_sq", values["exp_avg_sq"])
     else:
         values.pop("max_exp_avg_sq", None)
-    return {name: value for name, value in values.items() if name not in ("low", "master")}
+    return values
 
 
 def _is_large(p: torch.Tensor) -> bool:

@@ -1,8 +1,9 @@
 """The optimizer's state in host memory, for parameters on a GPU.
 
-Moments pass through a few buffers of the card during the step, and torch's own operators update each buffer's
-parameters. So parameters and state have the bits of `torch.optim.AdamW`. While one buffer is computed with, the next is
-filled and the last is written back, on streams of their own; the host waits for none of it.
+States pass through a few buffers of the card during the step, and torch's own operators update each buffer's
+parameters. So parameters and state have the bits of `torch.optim.AdamW`, of one on fp32 copies if states are fp32 and
+parameters bf16 (widened.py). While one buffer is computed with, the next is filled and the last is written back, on
+streams of their own; the host waits for none of it.
 """
 
 from __future__ import annotations
@@ -19,39 +20,24 @@ import torch
 
 from .. import _core
 from ..base.divided import part_of
-from ..device import ACCELERATORS, kind_of
+from ..device import kind_of
 from . import state as _state
-from .memory_update import count_write, gradient_part, run_adamw
+from .memory_update import count_write, gradient_part
+from .pieces import Piece, cut, places_of
+from .widened import Row, elements_at_once, is_widened, update_rows
 
 __all__ = ["HostState", "can_be_hosted"]
 
 _log = logging.getLogger("memscale")
 
-_NAMES = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+_Form = dict[str, torch.dtype]  # a state's types by name
 _LEAST_BUFFERS = _core.OPTIMIZER_HOST_BUFFERS
 _BUFFER_BYTES = _core.OPTIMIZER_HOST_BUFFER_BYTES
 
 
 def can_be_hosted(p: torch.Tensor, group: dict[str, Any]) -> bool:
-    """Whether the parameter's state may lie in host memory: a plain dense tensor on a GPU, or this rank's part of one,
-    large enough, that torch updates by its usual operators."""
-    part = part_of(p)
-    return (
-        any(part.device.type == kind.name for kind in ACCELERATORS)
-        and _state.is_plain(part)
-        and part.is_floating_point()
-        and not (group["differentiable"] or group["capturable"] or group["fused"])
-        and _state.is_dense(part)
-        and _core.optimizer_stream_takes(part.numel())
-    )
-
-
-class _Piece(NamedTuple):
-    """A range of a parameter's elements, in the order of memory."""
-
-    p: torch.Tensor
-    begin: int
-    end: int
+    """Whether the parameter's state may lie in host memory: one on a GPU, large enough."""
+    return _state.may_leave_gpu(p, group) and _core.optimizer_stream_takes(part_of(p).numel())
 
 
 class _Lane:
@@ -98,10 +84,9 @@ class _Lane:
             self.up.wait_event(self._stored[number])
         return number
 
-    def arrays(self, number: int, dtype: torch.dtype, count: int) -> list[torch.Tensor]:
-        """A buffer as `count` arrays."""
-        elements = _core.optimizer_host_elements(count, dtype.itemsize)
-        return list(self._buffers[number].view(dtype)[: count * elements].view(count, elements))
+    def arrays(self, number: int, form: _Form, elements: int) -> dict[str, torch.Tensor]:
+        """A buffer as the arrays of a state."""
+        return _arrays(self._buffers[number], form, elements)
 
     def written(self, number: int) -> None:
         """The buffer's copies to the host have been queued."""
@@ -119,9 +104,9 @@ class _Lane:
 class _Filled(NamedTuple):
     """A buffer with the states of some pieces."""
 
-    pieces: list[_Piece]
+    pieces: list[Piece]
     number: int
-    arrays: list[torch.Tensor]
+    arrays: dict[str, torch.Tensor]
     ready: Any  # the event after which the states are there
 
 
@@ -129,17 +114,17 @@ class HostState:
     """The states of one optimizer in host memory."""
 
     def __init__(self) -> None:
-        self._moments: dict[torch.Tensor, tuple[torch.Tensor, ...]] = {}  # flat, in the parameter's order of memory
+        self._arrays: dict[torch.Tensor, dict[str, torch.Tensor]] = {}  # flat, in the parameter's order of memory
         self._layouts: dict[torch.Tensor, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         self._lanes: dict[torch.device, _Lane] = {}
         self._shown: list[weakref.ref[torch.Tensor]] = []
         self._buffers = _LEAST_BUFFERS
 
     def __contains__(self, p: torch.Tensor) -> bool:
-        return p in self._moments
+        return p in self._arrays
 
     def __len__(self) -> int:
-        return len(self._moments)
+        return len(self._arrays)
 
     def set_buffers(self, buffer_bytes: int) -> None:
         """Sets the bytes of the card's buffers that states pass through; 0 for as few as possible."""
@@ -151,28 +136,31 @@ class HostState:
 
     def host_bytes(self) -> int:
         """Bytes of all states."""
-        return sum(moment.nbytes for moments in self._moments.values() for moment in moments)
+        return sum(array.nbytes for arrays in self._arrays.values() for array in arrays.values())
 
     # ---- states ------------------------------------------------------------------------
 
-    def add(self, p: torch.Tensor, amsgrad: bool) -> None:
+    def add(self, p: torch.Tensor, group: dict[str, Any], bf16: str | None) -> None:
         """Makes the state of a parameter before its first step."""
-        count, part = len(_NAMES) if amsgrad else len(_NAMES) - 1, part_of(p)
-        self._moments[p] = tuple(_pinned_zeros(self._lane(p), count, part).unbind())
+        part = part_of(p)
+        form = _form_of(p, group, bf16)
+        self._arrays[p] = _arrays(_pinned_zeros(self._lane(p), form, part), form, part.numel())
         self._layouts[p] = tuple(part.shape), tuple(part.stride())
 
-    def put(self, p: torch.Tensor, values: dict[str, Any]) -> None:
-        """Makes the state from tensors of the layout of a parameter, or of its part, on any device."""
+    def put(self, p: torch.Tensor, values: dict[str, Any], group: dict[str, Any], bf16: str | None) -> None:
+        """Makes the state from tensors of the layout of a parameter, or of its part, on any device. An array that
+        `values` lacks is as before the first step."""
         self.remove(p)
-        self.add(p, "max_exp_avg_sq" in values)
-        for name, moment in zip(_NAMES, self._moments[p], strict=False):
-            _as_laid_out(moment, *self._layouts[p]).copy_(values[name])
+        self.add(p, group, bf16)
+        for name, array in self._arrays[p].items():
+            if name in values:
+                _as_laid_out(array, *self._layouts[p]).copy_(values[name])
 
     def remove(self, p: torch.Tensor) -> None:
         """Deletes the parameter's state, if there is one."""
-        if p in self._moments:
+        if p in self._arrays:
             self.synchronize()
-            del self._moments[p], self._layouts[p]
+            del self._arrays[p], self._layouts[p]
 
     def layout_of(self, p: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shape and strides that the parameter, or its part, had when its state was made."""
@@ -182,12 +170,9 @@ class HostState:
         """The states as tensors in host memory, not copied. Later steps change them."""
         self.synchronize()
         shown = {
-            p: {
-                name: _as_laid_out(moment, *self._layouts[p])
-                for name, moment in zip(_NAMES, self._moments[p], strict=False)
-            }
+            p: {name: _as_laid_out(array, *self._layouts[p]) for name, array in self._arrays[p].items()}
             for p in params
-            if p in self._moments
+            if p in self._arrays
         }
         self._shown = [one for one in self._shown if one() is not None]
         self._shown += [weakref.ref(tensor) for tensors in shown.values() for tensor in tensors.values()]
@@ -203,7 +188,7 @@ class HostState:
     def update(self, optimizer: torch.optim.AdamW, group: dict[str, Any], params: list[torch.Tensor]) -> None:
         """Updates parameters of one group. `end()` follows, after one update or several."""
         self.open(params)
-        for alike in _by_form(params, self._moments):
+        for alike in self._by_form(params):
             self._update_alike(self._lane(alike[0]), optimizer, group, alike)
         for p in params:
             optimizer.state[p]["step"] += 1
@@ -230,21 +215,20 @@ class HostState:
         self, lane: _Lane, optimizer: torch.optim.AdamW, group: dict[str, Any], params: list[torch.Tensor]
     ) -> None:
         flat = {p: (_state.flat(part_of(p).detach()), _state.flat(gradient_part(p))) for p in params}
-        arrays = len(self._moments[params[0]])
-        loads = _loads(params, _core.optimizer_host_elements(arrays, params[0].dtype.itemsize))
-        filled = [self._fill(lane, load) for load in loads[: lane.ahead]]
+        elements = _elements_of(self._form(params[0]))
+        loads = cut(params, elements)
+        filled = [self._fill(lane, load, elements) for load in loads[: lane.ahead]]
         for index in range(len(loads)):
             if index + lane.ahead < len(loads):
-                filled.append(self._fill(lane, loads[index + lane.ahead]))
+                filled.append(self._fill(lane, loads[index + lane.ahead], elements))
             now = filled.pop(0)
             lane.current().wait_event(now.ready)
-            _compute(optimizer, group, now, flat)
+            update_rows(optimizer, group, _rows(optimizer, now, flat))
             self._write_back(lane, now)
 
-    def _fill(self, lane: _Lane, pieces: list[_Piece]) -> _Filled:
+    def _fill(self, lane: _Lane, pieces: list[Piece], elements: int) -> _Filled:
         number = lane.take()
-        first = self._moments[pieces[0].p]
-        arrays = lane.arrays(number, first[0].dtype, len(first))
+        arrays = lane.arrays(number, self._form(pieces[0].p), elements)
         with lane.module.stream(lane.up):
             for part, on_host in self._parts(pieces, arrays):
                 part.copy_(on_host, non_blocking=True)
@@ -257,11 +241,23 @@ class HostState:
                 on_host.copy_(part, non_blocking=True)
         lane.written(done.number)
 
-    def _parts(self, pieces: list[_Piece], arrays: list[torch.Tensor]) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
+    def _parts(
+        self, pieces: list[Piece], arrays: dict[str, torch.Tensor]
+    ) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
         """Each piece's part of the buffer's arrays, with the state in host memory that belongs there."""
-        for (p, begin, end), place in zip(pieces, _places(pieces), strict=True):
-            for array, moment in zip(arrays, self._moments[p], strict=True):
-                yield array[place], moment[begin:end]
+        for (p, begin, end), place in zip(pieces, places_of(pieces), strict=True):
+            for name, array in arrays.items():
+                yield array[place], self._arrays[p][name][begin:end]
+
+    def _form(self, p: torch.Tensor) -> _Form:
+        return {name: array.dtype for name, array in self._arrays[p].items()}
+
+    def _by_form(self, params: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+        """Lists of parameters whose pieces can share a buffer."""
+        found: dict[Any, list[torch.Tensor]] = {}
+        for p in params:
+            found.setdefault((p.device, p.dtype, *self._form(p).items()), []).append(p)
+        return list(found.values())
 
     def _lane(self, p: torch.Tensor) -> _Lane:
         lane = self._lanes.get(p.device)
@@ -270,55 +266,45 @@ class HostState:
         return lane
 
 
-def _compute(
-    optimizer: torch.optim.AdamW,
-    group: dict[str, Any],
-    now: _Filled,
-    flat: dict[torch.Tensor, tuple[torch.Tensor, torch.Tensor]],
-) -> None:
-    """torch's update of the pieces. Each gets a step count of its own, because torch counts it up."""
-    lists: list[list[torch.Tensor]] = [[] for _ in range(6)]
-    for (p, begin, end), place in zip(now.pieces, _places(now.pieces), strict=True):
+def _rows(
+    optimizer: torch.optim.AdamW, now: _Filled, flat: dict[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
+) -> list[Row]:
+    """The pieces whose states are in a buffer."""
+    rows = []
+    for (p, begin, end), place in zip(now.pieces, places_of(now.pieces), strict=True):
         parameter, gradient = flat[p]
-        moments = [array[place] for array in now.arrays]
-        row = (parameter[begin:end], gradient[begin:end], *moments)
-        for values, value in zip(lists, row, strict=False):
-            values.append(value)
-        lists[5].append(optimizer.state[p]["step"].clone())
-    run_adamw(optimizer, group, lists)
+        values = {name: array[place] for name, array in now.arrays.items()}
+        rows.append((parameter[begin:end], gradient[begin:end], values, optimizer.state[p]["step"]))
+    return rows
 
 
-def _places(pieces: list[_Piece]) -> list[slice]:
-    places, at = [], 0
-    for _, begin, end in pieces:
-        places.append(slice(at, at + end - begin))
-        at += end - begin
-    return places
+# ---- forms -----------------------------------------------------------------------------
 
 
-def _loads(params: list[torch.Tensor], room: int) -> list[list[_Piece]]:
-    """The parameters cut into loads of at most `room` elements."""
-    loads: list[list[_Piece]] = [[]]
-    left = room
-    for p in params:
-        begin, elements = 0, part_of(p).numel()
-        while begin < elements:
-            if left == 0:
-                loads.append([])
-                left = room
-            end = min(begin + left, elements)
-            loads[-1].append(_Piece(p, begin, end))
-            left -= end - begin
-            begin = end
-    return loads
+def _form_of(p: torch.Tensor, group: dict[str, Any], bf16: str | None) -> _Form:
+    """The types of a parameter's state by name."""
+    names = _state.MOMENT_NAMES if group["amsgrad"] else _state.MOMENT_NAMES[:-1]
+    if not is_widened(p, group, bf16):
+        return dict.fromkeys(names, p.dtype)
+    extra = _state.extra_of(bf16)
+    return {**dict.fromkeys(names, torch.float32), extra: torch.float32 if extra == "master" else torch.int16}
 
 
-def _by_form(params: list[torch.Tensor], moments: dict[torch.Tensor, Any]) -> list[list[torch.Tensor]]:
-    """Lists of parameters whose pieces can share a buffer."""
-    found: dict[Any, list[torch.Tensor]] = {}
-    for p in params:
-        found.setdefault((p.device, p.dtype, len(moments[p])), []).append(p)
-    return list(found.values())
+def _elements_of(form: _Form) -> int:
+    """The elements whose state fits a buffer of the card, with temporaries of no more than a buffer."""
+    if _state.EXTRAS & form.keys():
+        return elements_at_once()
+    return _core.optimizer_host_elements(len(form), next(iter(form.values())).itemsize)
+
+
+def _arrays(buffer: torch.Tensor, form: _Form, elements: int) -> dict[str, torch.Tensor]:
+    """The arrays of a state, one behind the other. The widest come first, so all are aligned."""
+    made, begin = {}, 0
+    for name, dtype in form.items():
+        end = begin + elements * dtype.itemsize
+        made[name] = buffer[begin:end].view(dtype)
+        begin = end
+    return made
 
 
 def _as_laid_out(flat: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
@@ -338,12 +324,12 @@ class _Pages(mmap.mmap):
             self.unpin()
 
 
-def _pinned_zeros(lane: _Lane, count: int, p: torch.Tensor) -> torch.Tensor:
-    """`count` x elements zeros in pages of their own, pinned if the driver allows it. A forked child shares the pages:
-    with copies on write, transfers and the process could see different ones. torch's pinned memory would take powers
-    of two."""
-    pages = _Pages(-1, count * p.nbytes)
-    whole = torch.frombuffer(pages, dtype=p.dtype).view(count, p.numel())
+def _pinned_zeros(lane: _Lane, form: _Form, p: torch.Tensor) -> torch.Tensor:
+    """The zero bytes of a state, in pages of their own, pinned if the driver allows it. A forked child shares the
+    pages: with copies on write, transfers and the process could see different ones. torch's pinned memory would take
+    powers of two."""
+    pages = _Pages(-1, p.numel() * sum(dtype.itemsize for dtype in form.values()))
+    whole = torch.frombuffer(pages, dtype=torch.uint8)
     kind, address = kind_of(p.device), whole.data_ptr()
     if not kind.pin(address, len(pages)):
         _tell_unpinned()

@@ -40,12 +40,17 @@ Hyperparameters = tuple[float, float, float, float, float, float, bool]
 
 @dataclass(frozen=True)
 class StateForm:
-    """The form of states unless a group says otherwise."""
+    """The form of states unless a group says otherwise.
+
+    Attributes:
+        state_bits: of moments on the CPU, 8 or 32.
+        bf16: ``"split"``, ``"master"``, or None for split states on the CPU and torch's own on a GPU.
+    """
 
     state_bits: int
-    bf16: str
+    bf16: str | None
 
-    def of(self, group: dict[str, Any]) -> tuple[int, str]:
+    def of(self, group: dict[str, Any]) -> tuple[int, str | None]:
         """`state_bits` and `bf16` of a group."""
         return group.get("state_bits", self.state_bits), group.get("bf16", self.bf16)
 
@@ -58,8 +63,8 @@ class StateForm:
         state_bits, bf16 = self.of(group)
         if state_bits not in (8, 32):
             raise ConfigError(f"state_bits: {state_bits!r} is not allowed; allowed are 8 and 32")
-        if bf16 not in ("split", "master"):
-            raise ConfigError(f"bf16: {bf16!r} is not allowed; allowed are 'split' and 'master'")
+        if bf16 not in ("split", "master", None):
+            raise ConfigError(f"bf16: {bf16!r} is not allowed; allowed are 'split' and 'master', or None")
         if state_bits == 8 and group["amsgrad"]:
             raise ConfigError(
                 "state_bits: 8 is not allowed with amsgrad=True, which has no 8-bit form; "

@@ -41,7 +41,7 @@ def successor_with_8bit_state(optimizer: torch.optim.Optimizer) -> torch.optim.O
     accelerator = next((kind for kind in ACCELERATORS if kind.name in devices), None)
     if accelerator is not None:
         return _on_accelerator(optimizer, accelerator)
-    bf16 = optimizer._place.form.bf16 if isinstance(optimizer, AdamW) else "split"
+    bf16 = optimizer._place.form.bf16 if isinstance(optimizer, AdamW) else None
     return AdamW8bit(_copies(optimizer), **_hyperparameters(optimizer), bf16=bf16)
 
 

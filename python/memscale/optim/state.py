@@ -27,14 +27,18 @@ from ..base.divided import (
     part_of,
     parts_count,
 )
+from ..device import ACCELERATORS
 from ..errors import IntegrationError
 
 BLOCK = _core.ADAMW_BLOCK
 MOMENTS = {"exp_avg": True, "exp_avg_sq": False}  # name -> signed
-FULL = {"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"}
+MOMENT_NAMES = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+EXTRAS = {"low", "master"}  # the bits that a bf16 parameter cannot hold
+ARRAYS = (*MOMENT_NAMES, "low", "master")
+FULL = {"step", *MOMENT_NAMES}
 QUANTIZED = {f"{name}_{part}" for name in MOMENTS for part in ("8bit", "absmax")}
 DIVISION = "division_8bit"  # how a parameter was divided when the blocks of its 8-bit moments were made
-KNOWN = FULL | QUANTIZED | {"low", "master", DIVISION}
+KNOWN = FULL | QUANTIZED | EXTRAS | {DIVISION}
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -73,6 +77,19 @@ def is_ours(p: torch.Tensor, group: dict[str, Any]) -> bool:
         and part.dtype in (torch.float32, torch.bfloat16)
         and is_plain(part)
         and not group["differentiable"]
+        and is_dense(part)
+    )
+
+
+def may_leave_gpu(p: torch.Tensor, group: dict[str, Any]) -> bool:
+    """Whether torch's usual operators can update a parameter, or this rank's part of one, on a GPU, a range of its
+    elements at a time: a plain dense tensor of floats."""
+    part = part_of(p)
+    return (
+        any(part.device.type == kind.name for kind in ACCELERATORS)
+        and is_plain(part)
+        and part.is_floating_point()
+        and not (group["differentiable"] or group["capturable"] or group["fused"])
         and is_dense(part)
     )
 
@@ -139,7 +156,7 @@ def _empty_as(p: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 # ---- new states ---------------------------------------------------------------------------
 
 
-def fresh(p: torch.Tensor, amsgrad: bool, state_bits: int, bf16: str) -> dict[str, Any]:
+def fresh(p: torch.Tensor, amsgrad: bool, state_bits: int, bf16: str | None) -> dict[str, Any]:
     """The state before the first step."""
     part = part_of(p)
     values: dict[str, Any] = {"step": step_tensor(0)}
@@ -152,23 +169,28 @@ def fresh(p: torch.Tensor, amsgrad: bool, state_bits: int, bf16: str) -> dict[st
             values[name] = _empty_as(part, torch.float32).zero_()
     if amsgrad:
         values["max_exp_avg_sq"] = _empty_as(part, torch.float32).zero_()
-    _add_precision(values, part, bf16)
+    add_precision(values, part, bf16)
     return as_held(p, values)
 
 
 def moments_are_8bit(p: torch.Tensor, state_bits: int) -> bool:
-    """Whether the moments of a parameter have 8 bits: if it is divided, the same on all ranks."""
-    return _core.adamw_moments_bits(largest_part_elements(p), state_bits) == 8
+    """Whether the moments of a parameter have 8 bits: if it is divided, the same on all ranks. On a GPU none have."""
+    return is_on_host(p) and _core.adamw_moments_bits(largest_part_elements(p), state_bits) == 8
 
 
-def _add_precision(values: dict[str, Any], p: torch.Tensor, bf16: str) -> None:
+def add_precision(values: dict[str, Any], p: torch.Tensor, bf16: str | None) -> None:
     """Adds the tensor that keeps the other bits of a bf16 parameter."""
-    if p.dtype is not torch.bfloat16:
+    if p.dtype is not torch.bfloat16 or extra_of(bf16) in values:
         return
-    if bf16 == "master" and "master" not in values:
+    if extra_of(bf16) == "master":
         values["master"] = _empty_as(p, torch.float32).copy_(p)
-    elif bf16 == "split" and "low" not in values:
+    else:
         values["low"] = _empty_as(p, torch.int16).zero_()
+
+
+def extra_of(bf16: str | None) -> str:
+    """The name of the array with the bits that bf16 cannot hold."""
+    return "master" if bf16 == "master" else "low"
 
 
 def parts_of(p: torch.Tensor, values: dict[str, Any]) -> dict[str, Any]:
@@ -295,22 +317,24 @@ def adapt(
     given: dict[str, Any],
     group: dict[str, Any],
     state_bits: int,
-    bf16: str,
+    bf16: str | None,
+    is_torchs: bool,
     copies: bool = True,
 ) -> dict[str, Any]:
-    """A loaded state in this optimizer's form, with this rank's parts if C updates the parameter. `given` is not
-    changed.
+    """A loaded state in this optimizer's form, with this rank's parts. With `is_torchs` it has the form of
+    `torch.optim.AdamW`, and is not divided further. `given` is not changed.
 
     Without `copies`, tensors of `given` that already have that form are used as they are.
     """
     if not given:
         return {}
-    if not is_ours(p, group):
-        return {name: _as_torch(p, name, value, group) for name, value in full_precision(given).items()}
+    if is_torchs:
+        full = full_precision(given)
+        return {name: _as_torch(p, name, value, group) for name, value in full.items() if name not in EXTRAS}
     part, given = part_of(p), parts_of(p, given)
 
     def held(dtype: torch.dtype, value: torch.Tensor) -> torch.Tensor:
-        fits = value.dtype is dtype and value.device.type == "cpu" and value.stride() == part.stride()
+        fits = value.dtype is dtype and value.device == part.device and value.stride() == part.stride()
         return value if fits and not copies else _empty_as(part, dtype).copy_(value)
 
     full = full_precision(given)
@@ -333,13 +357,12 @@ def adapt(
     return values
 
 
-def _adapt_precision(values: dict[str, Any], p: torch.Tensor, full: dict[str, Any], bf16: str) -> None:
+def _adapt_precision(values: dict[str, Any], p: torch.Tensor, full: dict[str, Any], bf16: str | None) -> None:
     if p.dtype is torch.bfloat16:
-        if bf16 == "split" and "low" in full:
-            values["low"] = _empty_as(p, torch.int16).copy_(full["low"])
-        elif bf16 == "master" and "master" in full:
-            values["master"] = _empty_as(p, torch.float32).copy_(full["master"])
-        _add_precision(values, p, bf16)
+        name = extra_of(bf16)
+        if name in full:
+            values[name] = _empty_as(p, full[name].dtype).copy_(full[name])
+        add_precision(values, p, bf16)
 
 
 def step_tensor(step: Any) -> torch.Tensor:

@@ -193,6 +193,22 @@ static void codes_have_the_bits_of_the_plain_kernel(void **state)
 
 /* ---- the split and the master ------------------------------------------------------ */
 
+/* A mask or a clamp sets weights to zero and leaves their low bits. */
+static void a_weight_that_other_code_sets_to_zero_or_infinity_becomes_no_nan(void **state)
+{
+    (void)state;
+    static const uint16_t high[] = {0x0000, 0x8000, 0x7f80, 0xff80};
+    for (int32_t low = INT16_MIN; low <= INT16_MAX; low++) {
+        for (size_t i = 0; i < sizeof high / sizeof high[0]; i++) {
+            int16_t kept = (int16_t)low;
+            float value;
+            ms__adamw_plain.split_load(&high[i], &kept, &value, 1);
+            assert_false(isnan(value));
+            assert_true(i >= 2 || fabsf(value) < 1e-38f);
+        }
+    }
+}
+
 static void a_split_holds_every_float(void **state)
 {
     (void)state;
@@ -477,6 +493,7 @@ int main(void)
         cmocka_unit_test(conversions_have_the_bits_of_the_plain_kernel),
         cmocka_unit_test(codes_have_the_bits_of_the_plain_kernel),
         cmocka_unit_test(a_split_holds_every_float),
+        cmocka_unit_test(a_weight_that_other_code_sets_to_zero_or_infinity_becomes_no_nan),
         cmocka_unit_test(a_master_keeps_what_bf16_cannot_hold_and_adopts_what_others_wrote),
         cmocka_unit_test_teardown(steps_are_the_same_with_any_number_of_threads, no_fault_left),
         cmocka_unit_test(a_step_is_adamw),

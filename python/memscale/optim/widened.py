@@ -1,0 +1,115 @@
+"""AdamW in fp32 for bf16 parameters on a GPU, with torch's operators.
+
+A state has fp32 moments and the bits that bf16 cannot hold, in the form of the CPU's state (memscale/optimizer.h): 16
+low bits an element (`low`) or an fp32 copy (`master`). So states go from one kind of device to the other. An update has
+the bits of `torch.optim.AdamW` on an fp32 copy of the parameters and gradients. It widens a piece at a time: copies of
+all parameters would take as much as the state.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .. import _core
+from ..base.divided import part_of
+from . import state as _state
+from .memory_update import count_write, gradient_part, run_adamw
+from .pieces import cut
+
+__all__ = ["Row", "elements_at_once", "find_room", "is_widened", "update", "update_rows"]
+
+Row = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor], torch.Tensor]
+"""A piece's parameter, gradient, state by name, and step count; the state's count is not changed."""
+
+# fp32 arrays: a copy of the parameters, one of the gradients, and two temporaries of torch's update.
+_ARRAYS_AT_ONCE = 4
+_NAN, _INFINITY = 0x7FC0, 0x7F80
+
+
+def is_widened(p: torch.Tensor, group: dict[str, Any], bf16: str | None) -> bool:
+    """Whether a parameter, or this rank's part of one, has a state in fp32 though torch's would be bf16."""
+    return bf16 is not None and p.dtype is torch.bfloat16 and _state.may_leave_gpu(p, group)
+
+
+def elements_at_once() -> int:
+    """The elements that an update widens at a time: their temporaries fit a buffer of `HostState`."""
+    return _core.optimizer_host_elements(_ARRAYS_AT_ONCE, torch.float32.itemsize)
+
+
+def find_room(params: list[torch.Tensor]) -> None:
+    """Allocates and frees what an update of `params` takes beside their states, before anything is updated.
+
+    Raises:
+        torch.OutOfMemoryError: the card has no room for it.
+    """
+    for device in {p.device for p in params if not _state.is_traced(p)}:
+        elements = min(elements_at_once(), sum(part_of(p).numel() for p in params if p.device == device))
+        torch.empty((_ARRAYS_AT_ONCE, elements), dtype=torch.float32, device=device)
+
+
+def update(optimizer: torch.optim.AdamW, group: dict[str, Any], params: list[torch.Tensor]) -> None:
+    """Updates parameters of `group` whose states are beside them."""
+    states = {p: _flat_state(p, optimizer.state[p]) for p in params}
+    flat = {p: (_state.flat(part_of(p).detach()), _state.flat(gradient_part(p))) for p in params}
+    loads = cut(params, elements_at_once())
+    is_traced = _state.is_traced(params[0])
+    for load in loads[:1] if is_traced else loads:  # a trace needs the temporaries of one
+        rows = []
+        for p, begin, end in load:
+            (parameter, gradient), step = flat[p], optimizer.state[p]["step"]
+            values = {name: value[begin:end] for name, value in states[p].items()}
+            rows.append((parameter[begin:end], gradient[begin:end], values, step))
+        update_rows(optimizer, group, rows)
+    if not is_traced:
+        for p in params:
+            optimizer.state[p]["step"] += 1
+        count_write(params)
+
+
+def _flat_state(p: torch.Tensor, values: dict[str, Any]) -> dict[str, torch.Tensor]:
+    parts = _state.parts_of(p, values)
+    return {name: _state.flat(parts[name]) for name in _state.ARRAYS if name in parts}
+
+
+def update_rows(optimizer: torch.optim.AdamW, group: dict[str, Any], rows: list[Row]) -> None:
+    """torch's update of pieces, in fp32 if their states have the bits that bf16 cannot hold."""
+    lists: list[list[torch.Tensor]] = [[] for _ in range(6)]
+    for parameter, gradient, values, step in rows:
+        is_wide = bool(_state.EXTRAS & values.keys())
+        lists[0].append(_widen(parameter, values) if is_wide else parameter)
+        lists[1].append(gradient.float() if is_wide else gradient)
+        for name, tensors in zip(_state.MOMENT_NAMES, lists[2:5], strict=True):
+            if name in values:
+                tensors.append(values[name])
+        lists[5].append(step.clone())  # torch counts it up
+    run_adamw(optimizer, group, lists)
+    lists[1].clear()
+    for (parameter, _, values, _), weights in zip(rows, lists[0], strict=True):
+        if _state.EXTRAS & values.keys():
+            _narrow(weights, parameter, values)
+
+
+def _widen(parameter: torch.Tensor, values: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The fp32 values: a new tensor, or the master, which has taken over elements that other code has written."""
+    if "low" in values:
+        high, low = parameter.view(torch.int16), values["low"]
+        # As in C, low bits that would make a NaN of a zero or an infinity that other code has written don't count.
+        is_strange = ((parameter == 0) & (low < 0)) | (((high & _INFINITY) == _INFINITY) & (low > 0))
+        bits = high.to(torch.int32).bitwise_left_shift_(16)
+        return bits.add_(low.masked_fill(is_strange, 0)).view(torch.float32)
+    master = values["master"]
+    is_own = master.to(torch.bfloat16).view(torch.int16) == parameter.view(torch.int16)
+    return master.copy_(torch.where(is_own, master, parameter.float()))
+
+
+def _narrow(weights: torch.Tensor, parameter: torch.Tensor, values: dict[str, torch.Tensor]) -> None:
+    """Rounds fp32 values to the parameter and stores the bits that are left. Spoils the values that `_widen()` made."""
+    if "master" in values:
+        parameter.copy_(weights)
+        return
+    is_nan, low = weights.isnan(), weights.view(torch.int32)
+    high = low.add(0x8000).bitwise_right_shift_(16).masked_fill_(is_nan, _NAN)
+    parameter.view(torch.int16).copy_(high)
+    values["low"].copy_(low.sub_(high.bitwise_left_shift_(16)).masked_fill_(is_nan, 0))

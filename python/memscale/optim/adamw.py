@@ -52,7 +52,8 @@ class AdamW(torch.optim.AdamW):
         bf16: how a bf16 parameter keeps the bits that bf16 cannot hold. ``"split"``: 16 more bits per
             element (state `low`); together they are an fp32 value. ``"master"``: an fp32 copy
             (state `master`). Moments are fp32 (or 8 bits, on the CPU) either way. None: split on the
-            CPU; on a GPU bf16 moments and no more bits, as `torch.optim.AdamW` has them.
+            CPU; on a GPU bf16 moments and no more bits, as `torch.optim.AdamW` has them, and always
+            so with `capturable`, `fused` or `differentiable`.
         state: ``"memory"``, or ``"disk"``: moments, masters and low bits live in a file without
             a name and pass through 32 MiB of buffers during the step, bit-identical to memory; those of
             parameters on a GPU go to the card and back in parts, as with ``"host"``.

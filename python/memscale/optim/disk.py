@@ -227,7 +227,7 @@ class DiskState:
         parameter, gradient = _state.flat(part_of(p).detach()), _state.flat(gradient_part(p))
         names = [name for name in self.names(p) if name is not None]
         size = held.dtype.itemsize
-        most = elements_at_once() // _CHUNKS_IN_A_BUFFER
+        is_widened = bool(_state.EXTRAS & set(names))
 
         def compute(first: int, views: tuple[memoryview, ...]) -> None:
             begin = first * _WORD // size
@@ -239,7 +239,8 @@ class DiskState:
             try:
                 now = {name: array.to(parameter.device) for name, array in arrays.items()}
                 self.is_torn = True
-                for at in range(begin, end, most if _state.EXTRAS & now.keys() else end - begin):
+                most = elements_at_once() // _CHUNKS_IN_A_BUFFER if is_widened else end - begin
+                for at in range(begin, end, most):
                     until = min(at + most, end)
                     values = {name: array[at - begin : until - begin] for name, array in now.items()}
                     update_rows(optimizer, group, [(parameter[at:until], gradient[at:until], values, step)])

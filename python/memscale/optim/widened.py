@@ -74,42 +74,59 @@ def _flat_state(p: torch.Tensor, values: dict[str, Any]) -> dict[str, torch.Tens
 
 
 def update_rows(optimizer: torch.optim.AdamW, group: dict[str, Any], rows: list[Row]) -> None:
-    """torch's update of pieces, in fp32 if their states have the bits that bf16 cannot hold."""
-    lists: list[list[torch.Tensor]] = [[] for _ in range(6)]
-    for parameter, gradient, values, step in rows:
-        is_wide = bool(_state.EXTRAS & values.keys())
-        lists[0].append(_widen(parameter, values) if is_wide else parameter)
-        lists[1].append(gradient.float() if is_wide else gradient)
-        for name, tensors in zip(_state.MOMENT_NAMES, lists[2:5], strict=True):
-            if name in values:
-                tensors.append(values[name])
-        lists[5].append(step.clone())  # torch counts it up
+    """torch's update of pieces that are alike, in fp32 if their states have the bits that bf16 cannot hold."""
+    parameters, gradients, states, steps = (list(column) for column in zip(*rows, strict=True))
+    is_wide = bool(_state.EXTRAS & states[0].keys())
+    weights = _widened(parameters, states) if is_wide else parameters
+    lists = [
+        weights,
+        _together(gradients, torch.float32) if is_wide else gradients,
+        *([state[name] for state in states if name in state] for name in _state.MOMENT_NAMES),
+        [step.clone() for step in steps],  # torch counts them up
+    ]
     run_adamw(optimizer, group, lists)
     lists[1].clear()
-    for (parameter, _, values, _), weights in zip(rows, lists[0], strict=True):
-        if _state.EXTRAS & values.keys():
-            _narrow(weights, parameter, values)
+    if is_wide:
+        _narrow(weights, parameters, states)
 
 
-def _widen(parameter: torch.Tensor, values: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The fp32 values: a new tensor, or the master, which has taken over elements that other code has written."""
-    if "low" in values:
-        high, low = parameter.view(torch.int16), values["low"]
-        # As in C, low bits that would make a NaN of a zero or an infinity that other code has written don't count.
-        is_strange = ((parameter == 0) & (low < 0)) | (((high & _INFINITY) == _INFINITY) & (low > 0))
-        bits = high.to(torch.int32).bitwise_left_shift_(16)
-        return bits.add_(low.masked_fill(is_strange, 0)).view(torch.float32)
-    master = values["master"]
-    is_own = master.to(torch.bfloat16).view(torch.int16) == parameter.view(torch.int16)
-    return master.copy_(torch.where(is_own, master, parameter.float()))
+def _together(tensors: list[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
+    """Copies of another type that are parts of one array, so that a kernel can compute all of them."""
+    whole = torch.cat(tensors).to(dtype)
+    return list(whole.split([tensor.numel() for tensor in tensors]))
 
 
-def _narrow(weights: torch.Tensor, parameter: torch.Tensor, values: dict[str, torch.Tensor]) -> None:
-    """Rounds fp32 values to the parameter and stores the bits that are left. Spoils the values that `_widen()` made."""
-    if "master" in values:
-        parameter.copy_(weights)
+def _widened(parameters: list[torch.Tensor], states: list[dict[str, torch.Tensor]]) -> list[torch.Tensor]:
+    """The fp32 values: parts of a new array, or the masters, which have taken over elements that other code has
+    written."""
+    sizes = [parameter.numel() for parameter in parameters]
+    narrow = torch.cat(parameters)
+    if "low" in states[0]:
+        return list(_joined(narrow, torch.cat([state["low"] for state in states])).split(sizes))
+    masters = [state["master"] for state in states]
+    known = torch.cat(masters)
+    is_own = known.to(torch.bfloat16).view(torch.int16) == narrow.view(torch.int16)
+    torch._foreach_copy_(masters, list(torch.where(is_own, known, narrow.float()).split(sizes)))
+    return masters
+
+
+def _joined(narrow: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
+    high = narrow.view(torch.int16)
+    # As in C, low bits that would make a NaN of a zero or an infinity that other code has written don't count.
+    is_strange = ((narrow == 0) & (low < 0)) | (((high & _INFINITY) == _INFINITY) & (low > 0))
+    bits = high.to(torch.int32).bitwise_left_shift_(16)
+    return bits.add_(low.masked_fill_(is_strange, 0)).view(torch.float32)
+
+
+def _narrow(weights: list[torch.Tensor], parameters: list[torch.Tensor], states: list[dict[str, torch.Tensor]]) -> None:
+    """Rounds fp32 values to the parameters and stores the bits that are left. Spoils what `_joined()` made."""
+    if "master" in states[0]:
+        torch._foreach_copy_(parameters, weights)
         return
-    is_nan, low = weights.isnan(), weights.view(torch.int32)
+    sizes = [part.numel() for part in weights]
+    whole = weights[0].as_strided((sum(sizes),), (1,))  # they are the parts of one array
+    is_nan, low = whole.isnan(), whole.view(torch.int32)
     high = low.add(0x8000).bitwise_right_shift_(16).masked_fill_(is_nan, _NAN)
-    parameter.view(torch.int16).copy_(high)
-    values["low"].copy_(low.sub_(high.bitwise_left_shift_(16)).masked_fill_(is_nan, 0))
+    torch._foreach_copy_([parameter.view(torch.int16) for parameter in parameters], list(high.split(sizes)))
+    low.sub_(high.bitwise_left_shift_(16)).masked_fill_(is_nan, 0)
+    torch._foreach_copy_([state["low"] for state in states], list(low.split(sizes)))

@@ -323,5 +323,5 @@ def test_a_step_under_cached_weights_can_be_traced_and_verified():
     seed_everything(3)
     assert_same(_cached_steps(model), expected)
     assert model._memscale_executor._planner.documents[0] is not None
-    assert not model._memscale_executor._planner._is_untraceable
+    assert not model._memscale_executor._planner._warm_up.is_untraceable
     memscale.detach(model)

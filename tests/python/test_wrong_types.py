@@ -225,9 +225,13 @@ CALLS: dict[str, Call] = {
         eps=_NUMBERS,
         weight_decay=_NUMBERS,
         betas="dict",  # torch's AdamW raises a KeyError too
+        bf16="None",
     ),
     "optim.AdamW8bit": Call(
-        optim.AdamW8bit, lambda: {"params": _net().parameters(), "lr": 1e-3, "bf16": "split"}, lr=_NUMBERS
+        optim.AdamW8bit,
+        lambda: {"params": _net().parameters(), "lr": 1e-3, "bf16": "split"},
+        lr=_NUMBERS,
+        bf16="None",
     ),
     "techniques.cross_entropy": Call(
         techniques.cross_entropy,

@@ -20,8 +20,8 @@ from .. import _core
 from ..base.divided import part_of
 from ..errors import MemScaleError
 from . import state as _state
-from .memory_update import Hyperparameters, gradient_part
-from .widened import elements_at_once, is_widened, update_rows
+from .memory_update import Hyperparameters
+from .widened import elements_at_once, flat_parts, is_widened, update_rows
 
 # The names of a state's arrays in C's order, for fp32 and for 8-bit states.
 _FULL = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", None, None, None)
@@ -106,8 +106,8 @@ class DiskState:
         """Makes the state of a parameter before its first step."""
         part, form = part_of(p), form_of(p, group, state_bits, bf16)
         weights, moments, _, count = form
-        is_fp32 = _state.is_on_host(p) or is_widened(p, group, bf16)
-        dtype = torch.float32 if is_fp32 else p.dtype
+        is_torchs = weights == _state.FP32 and not _state.is_on_host(p)
+        dtype = p.dtype if is_torchs else torch.float32
         self._states[p] = _Held(self._stream.add(*form), weights, moments, count, dtype)
         self._layouts[p] = tuple(part.shape), tuple(part.stride())
 
@@ -224,10 +224,9 @@ class DiskState:
             Exception: torch's, such as no memory; see `is_torn`.
         """
         held, step = self._states[p], optimizer.state[p]["step"]
-        parameter, gradient = _state.flat(part_of(p).detach()), _state.flat(gradient_part(p))
+        parameter, gradient = flat_parts(p)
         names = [name for name in self.names(p) if name is not None]
         size = held.dtype.itemsize
-        is_widened = bool(_state.EXTRAS & set(names))
 
         def compute(first: int, views: tuple[memoryview, ...]) -> None:
             begin = first * _WORD // size
@@ -239,7 +238,8 @@ class DiskState:
             try:
                 now = {name: array.to(parameter.device) for name, array in arrays.items()}
                 self.is_torn = True
-                most = elements_at_once() // _CHUNKS_IN_A_BUFFER if is_widened else end - begin
+                is_whole = held.weights == _state.FP32
+                most = end - begin if is_whole else elements_at_once() // _CHUNKS_IN_A_BUFFER
                 for at in range(begin, end, most):
                     until = min(at + most, end)
                     values = {name: array[at - begin : until - begin] for name, array in now.items()}

@@ -22,9 +22,9 @@ from .. import _core
 from ..base.divided import part_of
 from ..device import kind_of
 from . import state as _state
-from .memory_update import count_write, gradient_part
+from .memory_update import count_write
 from .pieces import Piece, cut, places_of
-from .widened import Row, elements_at_once, is_widened, update_rows
+from .widened import elements_at_once, flat_parts, is_widened, rows_of, update_rows
 
 __all__ = ["HostState", "can_be_hosted"]
 
@@ -214,7 +214,7 @@ class HostState:
     def _update_alike(
         self, lane: _Lane, optimizer: torch.optim.AdamW, group: dict[str, Any], params: list[torch.Tensor]
     ) -> None:
-        flat = {p: (_state.flat(part_of(p).detach()), _state.flat(gradient_part(p))) for p in params}
+        flat = {p: flat_parts(p) for p in params}
         elements = _elements_of(self._form(params[0]))
         loads = cut(params, elements)
         filled = [self._fill(lane, load, elements) for load in loads[: lane.ahead]]
@@ -223,7 +223,8 @@ class HostState:
                 filled.append(self._fill(lane, loads[index + lane.ahead], elements))
             now = filled.pop(0)
             lane.current().wait_event(now.ready)
-            update_rows(optimizer, group, _rows(optimizer, now, flat))
+            values = [{name: array[place] for name, array in now.arrays.items()} for place in places_of(now.pieces)]
+            update_rows(optimizer, group, rows_of(optimizer, now.pieces, flat, values))
             self._write_back(lane, now)
 
     def _fill(self, lane: _Lane, pieces: list[Piece], elements: int) -> _Filled:
@@ -264,18 +265,6 @@ class HostState:
         if lane is None:
             lane = self._lanes[p.device] = _Lane(p.device)
         return lane
-
-
-def _rows(
-    optimizer: torch.optim.AdamW, now: _Filled, flat: dict[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
-) -> list[Row]:
-    """The pieces whose states are in a buffer."""
-    rows = []
-    for (p, begin, end), place in zip(now.pieces, places_of(now.pieces), strict=True):
-        parameter, gradient = flat[p]
-        values = {name: array[place] for name, array in now.arrays.items()}
-        rows.append((parameter[begin:end], gradient[begin:end], values, optimizer.state[p]["step"]))
-    return rows
 
 
 # ---- forms -----------------------------------------------------------------------------

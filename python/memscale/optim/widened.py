@@ -16,9 +16,9 @@ from .. import _core
 from ..base.divided import part_of
 from . import state as _state
 from .memory_update import count_write, gradient_part, run_adamw
-from .pieces import cut
+from .pieces import Piece, cut
 
-__all__ = ["Row", "elements_at_once", "find_room", "is_widened", "update", "update_rows"]
+__all__ = ["elements_at_once", "find_room", "flat_parts", "is_widened", "rows_of", "update", "update_rows"]
 
 Row = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor], torch.Tensor]
 """A piece's parameter, gradient, state by name, and step count; the state's count is not changed."""
@@ -52,16 +52,12 @@ def find_room(params: list[torch.Tensor]) -> None:
 def update(optimizer: torch.optim.AdamW, group: dict[str, Any], params: list[torch.Tensor]) -> None:
     """Updates parameters of `group` whose states are beside them."""
     states = {p: _flat_state(p, optimizer.state[p]) for p in params}
-    flat = {p: (_state.flat(part_of(p).detach()), _state.flat(gradient_part(p))) for p in params}
+    flat = {p: flat_parts(p) for p in params}
     loads = cut(params, elements_at_once())
     is_traced = _state.is_traced(params[0])
     for load in loads[:1] if is_traced else loads:  # a trace needs the temporaries of one
-        rows = []
-        for p, begin, end in load:
-            (parameter, gradient), step = flat[p], optimizer.state[p]["step"]
-            values = {name: value[begin:end] for name, value in states[p].items()}
-            rows.append((parameter[begin:end], gradient[begin:end], values, step))
-        update_rows(optimizer, group, rows)
+        values = [{name: value[begin:end] for name, value in states[p].items()} for p, begin, end in load]
+        update_rows(optimizer, group, rows_of(optimizer, load, flat, values))
     if not is_traced:
         for p in params:
             optimizer.state[p]["step"] += 1
@@ -71,6 +67,25 @@ def update(optimizer: torch.optim.AdamW, group: dict[str, Any], params: list[tor
 def _flat_state(p: torch.Tensor, values: dict[str, Any]) -> dict[str, torch.Tensor]:
     parts = _state.parts_of(p, values)
     return {name: _state.flat(parts[name]) for name in _state.ARRAYS if name in parts}
+
+
+def flat_parts(p: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """This rank's part of a parameter and of its gradient, in the order of memory."""
+    return _state.flat(part_of(p).detach()), _state.flat(gradient_part(p))
+
+
+def rows_of(
+    optimizer: torch.optim.AdamW,
+    pieces: list[Piece],
+    flat: dict[torch.Tensor, tuple[torch.Tensor, torch.Tensor]],
+    values: list[dict[str, torch.Tensor]],
+) -> list[Row]:
+    """The pieces of parameters, whose `flat_parts()` are given, with the state of each in `values`."""
+    rows = []
+    for (p, begin, end), state in zip(pieces, values, strict=True):
+        parameter, gradient = flat[p]
+        rows.append((parameter[begin:end], gradient[begin:end], state, optimizer.state[p]["step"]))
+    return rows
 
 
 def update_rows(optimizer: torch.optim.AdamW, group: dict[str, Any], rows: list[Row]) -> None:

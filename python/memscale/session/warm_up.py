@@ -24,7 +24,7 @@ _REFUSED_STEPS = 3
 
 
 class WarmUp:
-    """Of one model.
+    """Follows the warm-up of one model.
 
     Args:
         steps: the number of steps to profile before a plan is made (`warmup_steps`).
@@ -56,10 +56,13 @@ class WarmUp:
         # Not the error: a handler that keeps records would keep its frames, and with them the forward's output.
         self._reason = f"{error}; {self._steps} real steps are profiled instead"
         if is_known or is_of_the_trace(error):
-            self.forward_ended()  # not at the forward's end: one that needs too much memory may not reach it
+            self._tell()  # not at the forward's end: one that needs too much memory may not reach it
 
     def forward_ended(self) -> None:
-        """A forward has ended without an error, or can be expected to."""
+        """A forward has ended without an error."""
+        self._tell()
+
+    def _tell(self) -> None:
         if self._reason is not None:
             _log.warning("%s", self._reason)
             self._reason = None

@@ -6,6 +6,7 @@ import gc
 import importlib
 import json
 import textwrap
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import memscale
 from memscale.model.optimizers import made_state_bytes, optimizers_of, to_trace
+from memscale.optim import AdamW
 
 ELEMENTS = 4 * (64 * 64 + 64)
 
@@ -84,6 +86,56 @@ def test_state_before_any_step_is_that_of_the_optimizer() -> None:
         optimizer = make(model.parameters())
         assert expected <= _state_bytes(model) <= expected + 64, optimizer
         assert not optimizer.state
+
+
+def _loop(model: nn.Module) -> dict[str, Any]:
+    weight = next(model.parameters())
+    rows = torch.randn(8, weight.shape[1], dtype=weight.dtype)
+    return dict(json.loads(memscale.trace(model, rows).to_json())["loop"])
+
+
+@pytest.mark.parametrize(
+    ("make", "bytes_per_element"),
+    [(torch.optim.AdamW, 4), (torch.optim.Adam, 4), (AdamW, 10), (partial(AdamW, bf16="master"), 12)],
+)
+def test_state_of_bf16_parameters_is_that_of_the_optimizer(make: Any, bytes_per_element: int) -> None:
+    model = _model().to(torch.bfloat16)
+    optimizer = make(model.parameters())
+    expected = bytes_per_element * ELEMENTS
+    assert expected <= _loop(model)["optimizer_state_bytes"] <= expected + 64
+    assert not optimizer.state
+
+
+def _large_model() -> nn.Sequential:
+    """Its weights' state may be on disk; that of the biases is too small for it."""
+    return nn.Sequential(*[nn.Linear(512, 512) for _ in range(2)])
+
+
+def test_what_the_user_chose_for_an_optimizer_of_memscale_is_counted() -> None:
+    """A budget that it makes possible was refused, because the state was counted in memory."""
+    model = _large_model()
+    kept = AdamW(model.parameters())
+    loop = _loop(model)
+    assert loop["optimizer_state_bytes"] == 2 * 8 * (512 * 512 + 512)
+    assert not loop.keys() & {"state_streamed", "gradients_released"}
+    assert "optimizer_stream_bytes" not in loop  # no plan may move it: wrap() is not given the optimizer
+    del kept
+    gc.collect()
+    moved = AdamW(model.parameters(), state="disk", release_gradients=True)
+    loop = _loop(model)
+    assert loop["optimizer_state_bytes"] == 2 * 8 * 512
+    assert loop["state_streamed"] and loop["gradients_released"]
+    assert not moved.state
+
+
+def test_of_two_optimizers_one_may_have_its_state_on_disk() -> None:
+    model = _large_model()
+    kept = torch.optim.SGD(model[0].parameters(), momentum=0.9)
+    moved = AdamW(model[1].parameters(), state="disk", release_gradients=True)
+    loop = _loop(model)
+    assert loop["optimizer_state_bytes"] == 4 * (512 * 512 + 512) + 8 * 512
+    assert loop["state_streamed"] and not loop.get("gradients_released")  # the other's stay until its step
+    assert not kept.state and not moved.state
 
 
 def test_two_optimizers_step_their_own_parts() -> None:

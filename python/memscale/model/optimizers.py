@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 __all__ = ["have_8bit_moments", "made_state_bytes", "optimizers_of", "state_tensors", "to_trace"]
 
-# The trace assumes the state and the temporaries of these.
-_ASSUMED = ("Adam", "AdamW")
+# The trace assumes the fp32 state and the temporaries of these.
+_ASSUMED = ("torch.optim.adam.Adam", "torch.optim.adamw.AdamW")
+# The homes of optimizers that can step on a trace's tensors.
+_FOLLOWED = ("torch.optim.", "memscale.optim.")
 
 
 def optimizers_of(model: torch.nn.Module) -> list[torch.optim.Optimizer]:
@@ -39,16 +41,16 @@ def optimizers_of(model: torch.nn.Module) -> list[torch.optim.Optimizer]:
 
 
 def to_trace(optimizers: list[torch.optim.Optimizer], model: torch.nn.Module) -> list[torch.optim.Optimizer]:
-    """The optimizers whose steps a trace follows: all, if they are torch's own and each trainable parameter is updated
-    by one of them. Empty if the assumption holds for all; if one is somebody else's, whose step may do anything; or if
-    FSDP2 divides parameters, which are whole and of another type in a trace."""
+    """The optimizers whose steps a trace follows: all, if they are torch's or memscale's and each trainable parameter
+    is updated by one of them. Empty if the assumption holds for all; if one is somebody else's, whose step may do
+    anything; or if FSDP2 divides parameters, which are whole and of another type in a trace."""
     if has_shards(model):
         return []
     parameters = [key for optimizer in optimizers for key in _parameters(optimizer)]
     wanted = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
     if len(set(parameters)) != len(parameters) or not wanted.issubset(parameters):
         return []
-    if not all(type(optimizer).__module__.startswith("torch.optim.") for optimizer in optimizers):
+    if not all(type(optimizer).__module__.startswith(_FOLLOWED) for optimizer in optimizers):
         return []
     return [] if all(map(_is_assumed, optimizers)) else optimizers
 
@@ -89,4 +91,12 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[int]:
 
 
 def _is_assumed(optimizer: torch.optim.Optimizer) -> bool:
-    return type(optimizer).__name__ in _ASSUMED and not any(group["amsgrad"] for group in optimizer.param_groups)
+    import torch
+
+    kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return (
+        kind in _ASSUMED
+        and not any(group["amsgrad"] for group in optimizer.param_groups)
+        and all(parameter.dtype is torch.float32 for parameter in parameters)
+    )

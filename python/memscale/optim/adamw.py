@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from enum import Enum, auto
 from typing import Any
 
 import torch
@@ -26,6 +27,19 @@ from .widened import find_room
 from .widened import update as update_widened
 
 __all__ = ["AdamW", "AdamW8bit"]
+
+
+class _Way(Enum):
+    """Who updates a parameter, and where its state is."""
+
+    TORCH = auto()  # torch, in the parameter's dtype; the state is beside it
+    WIDENED = auto()  # torch in fp32; the state is beside it
+    C = auto()  # C; the state is beside it
+    DISK = auto()  # the state is on disk
+    HOST = auto()  # the parameter is on a GPU, the state in host memory
+
+
+_BESIDE = (_Way.TORCH, _Way.WIDENED, _Way.C)
 
 
 class AdamW(torch.optim.AdamW):
@@ -195,34 +209,34 @@ class AdamW(torch.optim.AdamW):
         self._place.refuse_interrupted()
 
     def _step_all(self) -> None:
-        chosen = [self._choose(index, group) for index, group in enumerate(self.param_groups)]
-        pairs = list(zip(self.param_groups, chosen, strict=True))
-        find_room([p for _, (_, widened, *_) in pairs for p in widened])
-        self._place.step(self, [(group, p) for group, (*_, streamed, _) in pairs for p in streamed])
-        self._update_hosted([(group, hosted) for group, (*_, hosted) in pairs])
+        work = [(group, self._by_way(index, group)) for index, group in enumerate(self.param_groups)]
+        find_room([p for _, ways in work for p in ways[_Way.WIDENED]])
+        self._place.step(self, [(group, p) for group, ways in work for p in ways[_Way.DISK]])
+        self._update_hosted([(group, ways[_Way.HOST]) for group, ways in work])
         try:
-            self._update_beside([(group, *beside) for group, (*beside, _, _) in pairs])
+            for group, ways in work:
+                for way in _BESIDE:
+                    self._update_beside(group, way, ways[way])
         except BaseException as error:
-            if any(widened or streamed or hosted for _, (_, widened, _, streamed, hosted) in pairs):
+            if any(ways[way] for _, ways in work for way in (_Way.WIDENED, _Way.DISK, _Way.HOST)):
                 self._place.interrupt(error, can_be_finished=False)
             raise
         if not self._is_traced():
             self._releasing.step_ended()
             self._place.step_ended(self)
 
-    def _update_beside(self, work: list[tuple[Any, ...]]) -> None:
-        """Updates parameters whose states are beside them: of each group those of torch, the widened ones and those of
-        C."""
-        for group, theirs, widened, ours in work:
-            if theirs:
-                update_by_torch(self, {**group, "params": theirs})
-            if widened:
-                make_states(self.state, group, widened, self._place.form)
-                update_widened(self, group, widened)
-            if ours:
-                make_states(self.state, group, ours, self._place.form)
-                if not _state.is_traced(ours[0]):
-                    update_by_c(self, group, ours)
+    def _update_beside(self, group: dict[str, Any], way: _Way, params: list[torch.Tensor]) -> None:
+        """Updates parameters of a group whose states are beside them."""
+        if not params:
+            return
+        if way is _Way.TORCH:
+            update_by_torch(self, {**group, "params": params})
+            return
+        make_states(self.state, group, params, self._place.form)
+        if way is _Way.WIDENED:
+            update_widened(self, group, params)
+        elif not _state.is_traced(params[0]):
+            update_by_c(self, group, params)
 
     def _update_hosted(self, work: list[tuple[dict[str, Any], list[torch.Tensor]]]) -> None:
         for index, (group, params) in enumerate(work, 1):
@@ -233,58 +247,43 @@ class AdamW(torch.optim.AdamW):
         first = next((p for group in self.param_groups for p in group["params"]), None)
         return first is not None and _state.is_traced(first)
 
-    def _choose(self, index: int, group: dict[str, Any]) -> tuple[list[torch.Tensor], ...]:
-        """The parameters with gradients in five lists: torch updates the first, torch in fp32 the second, C the third.
-        The fourth has its states on disk, the last in host memory while the parameters are on a GPU."""
-        theirs: list[torch.Tensor] = []
-        widened: list[torch.Tensor] = []
-        ours: list[torch.Tensor] = []
-        streamed: list[torch.Tensor] = []
-        hosted: list[torch.Tensor] = []
+    def _by_way(self, index: int, group: dict[str, Any]) -> dict[_Way, list[torch.Tensor]]:
+        """The parameters with gradients."""
+        ways: dict[_Way, list[torch.Tensor]] = {way: [] for way in _Way}
         for position, p in enumerate(group["params"]):
             if p.grad is not None:
-                name = f"parameter {position} of group {index}"
-                check_gradient(p, name)
-                if self._place.is_hosted(self.state, p, group):
-                    self._place.check_layout(self.state, p, group, name)
-                    hosted.append(p)
-                elif self._place.is_streamed(self.state, p, group):
-                    self._place.check_layout(self.state, p, group, name)
-                    streamed.append(p)
-                elif _state.is_ours(p, group):
-                    self._place.check_layout(self.state, p, group, name)
-                    ours.append(p)
-                elif self._place.is_widened(p, group):
-                    self._place.check_layout(self.state, p, group, name)
-                    widened.append(p)
-                else:
-                    theirs.append(p)
-        return theirs, widened, ours, streamed, hosted
+                ways[self._way_of(p, group, f"parameter {position} of group {index}")].append(p)
+        return ways
+
+    def _way_of(self, p: torch.Tensor, group: dict[str, Any], name: str) -> _Way:
+        """How `p` is updated. Raises if its gradient or its state does not fit."""
+        place = self._place
+        check_gradient(p, name)
+        if place.is_hosted(self.state, p, group):
+            way = _Way.HOST
+        elif place.is_streamed(self.state, p, group):
+            way = _Way.DISK
+        elif _state.is_ours(p, group):
+            way = _Way.C
+        elif place.is_widened(p, group):
+            way = _Way.WIDENED
+        else:
+            return _Way.TORCH
+        place.check_layout(self.state, p, group, name)
+        return way
 
     # ---- inside backward -----------------------------------------------------------------
 
     def _update_in_backward(self, index: int, p: torch.Tensor) -> None:
         """Updates a parameter whose gradient has just become final."""
-        group, place = self.param_groups[index], self._place
-        name = name_of(self.param_groups, p)
-        check_gradient(p, name)
-        if place.is_hosted(self.state, p, group):
-            place.check_layout(self.state, p, group, name)
-            place.update_hosted(self, group, [p])
-            return
-        if place.is_streamed(self.state, p, group):
-            place.check_layout(self.state, p, group, name)
-            place.update_in_backward(self, group, p, self._releasing.order)
-        elif _state.is_ours(p, group):
-            place.check_layout(self.state, p, group, name)
-            make_states(self.state, group, [p], place.form)
-            update_by_c(self, group, [p])
-        elif place.is_widened(p, group):
-            place.check_layout(self.state, p, group, name)
-            make_states(self.state, group, [p], place.form)
-            update_widened(self, group, [p])
+        group = self.param_groups[index]
+        way = self._way_of(p, group, name_of(self.param_groups, p))
+        if way is _Way.HOST:
+            self._place.update_hosted(self, group, [p])
+        elif way is _Way.DISK:
+            self._place.update_in_backward(self, group, p, self._releasing.order)
         else:
-            update_by_torch(self, {**group, "params": [p]})
+            self._update_beside(group, way, [p])
 
     def _backward_failed(self, error: BaseException) -> None:
         self._place.interrupt(error, can_be_finished=False)

@@ -210,12 +210,12 @@ class MemoryProfiler:
         if has_several_processes() or any(map(_needs_gradients, stepping.optimizers)):
             tracer.gradients_needed()
         tracer.made_state(made_state_bytes(stepping.optimizers, planned_device(model, self._placement)))
-        optimizers = stepping.optimizers
-        expects_8bit = have_8bit_moments(optimizers) or (not stepping.is_given and self._expects_8bit(model))
+        asks_8bit = not stepping.is_given and self._expects_8bit(model)
+        expects_8bit = have_8bit_moments(stepping.optimizers) or asks_8bit
         if expects_8bit:
-            optimizers = []
+            stepping = stepping._replace(optimizers=[])
         elif not stepping.is_given:
-            optimizers = to_trace(optimizers, model)
+            stepping = stepping._replace(optimizers=to_trace(stepping.optimizers, model))
         step = _StaticStep(model, tracer, twins, expects_8bit, way.knows_integers, calls)
         try:
 
@@ -223,7 +223,7 @@ class MemoryProfiler:
                 if in_tiles:
                     Tiles(model, is_tracing, traced=True).set(True)  # the snapshot removes them
                 with libraries_branch_on_values() if way.branches else nullcontext():
-                    step.run(snapshot, args, kwargs, optimizers)
+                    step.run(snapshot, args, kwargs, stepping)
 
             standing_aside(lambda: running_eagerly(lambda: isolated(model, run), tracer.compiled_code))
             graph = tracer.finish()
@@ -285,9 +285,9 @@ class _StaticStep:
         snapshot: Snapshot,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        optimizers: list[torch.optim.Optimizer],
+        stepping: _Stepping,
     ) -> None:
-        """Traces the step up to the tracer's `done`, those of `optimizers` included."""
+        """Traces the step up to the tracer's `done`, that of the optimizers included."""
         import torch
 
         from ..base.walk import is_training
@@ -325,8 +325,8 @@ class _StaticStep:
             loss = self._step(args, kwargs)
             _refuse_sparse_gradients(parameters)
             tracer.gradients(parameters)
-            if optimizers:
-                self._optimizer_step(optimizers)
+            if stepping.optimizers:
+                self._optimizer_step(stepping)
             else:
                 tracer.phase("done")
             del loss  # not earlier, because a caller holds it through the step
@@ -429,30 +429,39 @@ class _StaticStep:
 
     # -- optimizer ----------------------------------------------------------------------
 
-    def _optimizer_step(self, optimizers: list[torch.optim.Optimizer]) -> None:
+    def _optimizer_step(self, stepping: _Stepping) -> None:
         """Steps copies of the optimizers on the twins. This first step makes their state."""
         from .fakes import foreach_as_for
 
         self._tracer.phase("optimizer")
         self._tracer.assume_numbers()
-        held = []
+        copies = []
         try:
             self._tracer.pause()
             try:
-                held = [_fake_optimizer(optimizer, self._twins) for optimizer in optimizers]
+                copies = [_fake_optimizer(optimizer, self._twins) for optimizer in stepping.optimizers]
             finally:
                 self._tracer.resume()
-            for optimizer, stepping in zip(optimizers, held, strict=True):
+            for optimizer, copy in zip(stepping.optimizers, copies, strict=True):
                 with foreach_as_for(optimizer):
-                    _step_alone(stepping)
+                    _step_alone(copy)
             self._tracer.phase("done")  # while the state is held
-            own_facts = getattr(held[-1], "_facts_for_plan", None)
-            if own_facts is not None:
-                self._tracer.own_optimizer(*own_facts())
+            self._report_own(copies, stepping.is_given)
         except Exception as error:
-            names = ", ".join(type(optimizer).__name__ for optimizer in optimizers)
+            names = ", ".join(type(optimizer).__name__ for optimizer in stepping.optimizers)
             _log.debug("%s: the state is estimated: %s", names, _first_line(error))
             self._tracer.optimizer_unknown()
+
+    def _report_own(self, copies: list[torch.optim.Optimizer], is_given: bool) -> None:
+        """Reports what the user chose for optimizers of memscale's. A plan may move the state only of one that it was
+        given."""
+        asked = [getattr(copy, "_facts_for_plan", None) for copy in copies]
+        facts = [own_facts() for own_facts in asked if own_facts is not None]
+        if not facts:
+            return
+        streamable = [tensor for tensors, _, _ in facts for tensor in tensors] if is_given else []
+        is_released = len(facts) == len(copies) and all(released for _, released, _ in facts)
+        self._tracer.own_optimizer(streamable, is_released, any(is_moved for _, _, is_moved in facts))
 
 
 class _Token:

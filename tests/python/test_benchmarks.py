@@ -12,6 +12,8 @@ import pytest
 from memscale.benchmarks import BENCHMARK_MODELS
 from memscale.benchmarks.allocators import installed
 from memscale.benchmarks.cases import GRID
+from memscale.benchmarks.runner import Run
+from memscale.benchmarks.suite import Suite
 from memscale.benchmarks.table import markdown
 
 pytest.importorskip("transformers")
@@ -126,3 +128,12 @@ def test_memscale_demo_holds_its_claims_and_draws_them(tmp_path: pathlib.Path) -
     plain, wrapped = (line for line in done.stdout.splitlines() if "█" in line)
     assert plain.count("█") > wrapped.count("█") > 0
     assert report.read_text().startswith("<!doctype html>")
+
+
+def test_a_row_whose_unmodified_run_was_killed_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    steps = [{"seconds": 1.0, "loss": 2.0, "digest": "d", "peak_bytes": 10**9}]
+    ours = Run("memscale", 0, steps, {"peak_bytes": 10**9, "step_seconds": 1.0})
+    killed = Run("plain", -9, stderr="out of memory")
+    row = Suite("gpt2-tiny", 1)._note(ours, killed, "memscale", 1.5)
+    assert not row["held"] and "ratio" not in row
+    assert "the unmodified run beside it did not finish (status -9)\nout of memory" in capsys.readouterr().out

@@ -81,7 +81,7 @@ def test_a_frozen_encoder_in_a_model_that_trains(masks, technique, tmp_path):
     model = Frozen(MASKS[masks])
     expected = steps(copy.deepcopy(model))
     with executing(model, uniform(model, technique), tmp_path) as executor:
-        executor._loss_head = exact_head  # a function mode that spans the forward
+        executor._modes.loss_head = exact_head  # a function mode that spans the forward
         assert_equal(expected, steps(model))
     assert_equal(expected, steps(model))
 

@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import sys
-import threading
 import weakref
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
@@ -36,13 +35,14 @@ from ..model.streamed import StreamedLayers
 from ..planning.execution_plan import ExecutionPlan
 from ..planning.planner import NullPlanner
 from ..policy.decision import StrategyDecision, decision_as_configured
-from ..techniques.loss_mode import LossMode, chunked_head, exact_head
+from ..techniques.loss_mode import chunked_head, exact_head
 from ..techniques.tiles import Tiles
 from ..tracing.live_profile import LiveProfile
 from .around import FORWARD
 from .compilation import refuse_compiled_autograd
 from .evaluation import Evaluation
 from .fast_paths import unhookable
+from .forward_modes import ForwardModes
 from .frames import is_around, watch
 from .hooked_layers import HookedLayers
 from .hooks import RootHooks
@@ -73,9 +73,6 @@ Result = TypeVar("Result")
 # Number of stack frames from Executor.before_root() up to the frame that calls the model's
 # forward. The hook callables of hooks.py lie in between.
 _ROOT_CALLER = 2
-
-# A thread that must plan waits this long for forwards on other threads to end.
-_ALONE_SECONDS = 10.0
 
 # The functions that compute the model's cross entropy, by step option.
 _LOSS_HEADS = {"chunked_loss_head": chunked_head, "exact_loss_head": exact_head}
@@ -127,6 +124,7 @@ class Executor:
         self._notices = Notices(self._model_name)
         self._uncalled = Uncalled(self._notices)
         self._tiles = Tiles(model, lambda thread=self._thread: thread.is_apart)  # type: ignore[misc]
+        self._modes = ForwardModes(self._thread)
         self._layer_calls = LayerCalls(self._core, self._thread, self._notices, self._siblings, self._tiles)
         self._siblings.add(self, self._layer_calls)
         if planner is not None and placement is None and (config is None or config.use_empirical_fallback):
@@ -135,10 +133,9 @@ class Executor:
         alone = weak_method(self, "_wait_to_unhook")
         self._hooked = HookedLayers(self._core, self._layer_calls, self._notices, alone, placement)
         # Planning swaps the model's tensors for a moment, so no other thread may be in a forward.
-        self._planning, self._forwards = self._siblings.planning, self._siblings.forwards
+        self._planning, self._wait_until_alone = self._siblings.planning, self._siblings.wait_until_alone
         self._knows_backward = False  # whether a sibling has told that the backward under way began
         self._devices: dict[int, torch.device] = {}  # of the parameters when hooks were put on
-        self._loss_head: Callable[[Callable[[], bool]], LossMode] | None = None
         self.run_watch: RunWatch | None = None
         self._peak_bytes: int | None = None
         self._held: list[str] = []
@@ -245,7 +242,7 @@ class Executor:
         self._planner.plan_applied(self._plan)
         document = json.loads(text) if text is not None else {}
         chosen = {option["name"] for option in document.get("step_options", ()) if option["chosen"]}
-        self._loss_head = next((head for name, head in _LOSS_HEADS.items() if name in chosen), None)
+        self._modes.loss_head = next((head for name, head in _LOSS_HEADS.items() if name in chosen), None)
         self._tiles.set("tiled_mlp" in chosen)
         if document:
             self._open_tier(document["settings"])
@@ -342,7 +339,7 @@ class Executor:
             self._layer_calls.profile.discard()
             self._layer_calls.profile = None
         self._end_what_was_broken_off()
-        self._loss_head = None
+        self._modes.loss_head = None
         self._tiles.set(False)
         self._layer_calls.streamed = None
         self._hooked.remove(self._model())
@@ -444,7 +441,7 @@ class Executor:
         self._thread.caller = watch(sys._getframe(_ROOT_CALLER), weak_method(self, "_forward_is_gone"))
         self._core.enter_root(self._thread.caller)
         self._knows_backward = False  # one that failed has not said that it ended
-        self._begin_losses()
+        self._modes.begin_losses()
         return (args, changed) if changed is not None else None
 
     def after_root(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -457,11 +454,8 @@ class Executor:
             if self._is_evaluation():
                 self._evaluation.forward_ended(module)
             return
-        with self._planning:
-            self._forwards.discard(threading.get_ident())
-            self._planning.notify_all()
-        self._end_losses()
-        self._end_precision()
+        self._siblings.forward_ended()
+        self._modes.end()
         self._core.leave_root(output is None)
         self._thread.caller = None
         self._watch.forward_ended(output)
@@ -494,12 +488,14 @@ class Executor:
         try:
             self._boundary(None)
             changed = without_idle_cache(self._notices, module, args, kwargs)
-            self._begin_precision(module, args, changed or kwargs)
+            with self._replay_lock:
+                precision = self._planner.precision(module, args, changed or kwargs, self._wait_until_alone)
+            self._modes.begin_precision(precision)
             self._ask_for_plan(module, args, changed or kwargs)
             self._watch_forward(module, args, changed or kwargs)
-            self._forwards.add(threading.get_ident())
+            self._siblings.forward_begins()
         except BaseException:
-            self._end_precision()
+            self._modes.end_precision()
             raise
         return changed
 
@@ -513,54 +509,20 @@ class Executor:
                 "alone",
             )
 
-    def _begin_precision(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Switches autocast on until the end of the root's forward, if the planner says so."""
-        with self._replay_lock:
-            chosen = self._planner.precision(module, args, kwargs, self._wait_until_alone)
-        self._thread.precision = contextlib.ExitStack()
-        self._thread.precision.enter_context(chosen)
-
-    def _end_precision(self) -> None:
-        precision = self._thread.precision
-        if precision is not None:
-            self._thread.precision = None
-            precision.close()
-
     def _forward_is_gone(self, caller: Any) -> None:
         """The frame that called a forward is gone. Ends the forward if a KeyboardInterrupt kept torch from doing so."""
         if self._thread.caller is not caller:
             return  # it has ended, or a later one has begun, or this is another thread
-        with self._planning:
-            self._forwards.discard(threading.get_ident())
-            self._planning.notify_all()
+        self._siblings.forward_ended()
         self._end_what_was_broken_off()
         self._core.leave_root(True)
         self._thread.caller, self._thread.nested_roots = None, 0
         self._end_profile(False)
 
     def _end_what_was_broken_off(self) -> None:
-        """Ends the tape, the loss mode and the autocast of a forward that Ctrl-C interrupted on this thread."""
+        """Ends the tape and the modes of a forward that Ctrl-C interrupted on this thread."""
         self._layer_calls.end_tape()
-        self._end_losses()
-        self._end_precision()
-
-    def _begin_losses(self) -> None:
-        """Lets the loss head compute cross entropies until the end of the root's forward."""
-        self._thread.layer_depth = 0
-        if self._loss_head is not None:
-            self._thread.losses = self._loss_head(self._is_root_work)
-            self._thread.losses.start()
-
-    def _end_losses(self) -> None:
-        losses = self._thread.losses
-        if losses is not None:
-            losses.stop()
-            self._thread.losses = None
-
-    def _is_root_work(self) -> bool:
-        """Whether this thread is between layers. Inside a layer the loss head stays off, because a
-        replay of the layer must save the same tensors."""
-        return self._loss_head is not None and self._thread.layer_depth == 0
+        self._modes.end()
 
     def _ask_for_plan(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._refuse_capture(module)
@@ -617,15 +579,6 @@ class Executor:
     def _wait_to_unhook(self) -> bool:
         with self._planning:
             return self._wait_until_alone()
-
-    def _wait_until_alone(self) -> bool:
-        """Waits until no other thread is inside the model's forward; False if that takes too long."""
-
-        def is_alone() -> bool:
-            others = self._forwards & sys._current_frames().keys()  # a thread may have ended inside
-            return not others - {threading.get_ident()}
-
-        return self._planning.wait_for(is_alone, _ALONE_SECONDS)
 
     # -- layers that the loop calls by itself -------------------------------------------------
 

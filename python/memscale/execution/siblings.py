@@ -5,6 +5,7 @@ A model on one device has an executor alone, whose `Siblings` has nobody else.
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = ["Siblings"]
+
+# A thread that must plan waits this long for forwards on other threads to end.
+_ALONE_SECONDS = 10.0
 
 
 class _Executor(Protocol):
@@ -40,13 +44,12 @@ class Siblings:
         replay_lock: held while a layer runs again or saved tensors are made again. Both put states of the process in
             place, such as the generators', and autograd runs each device's backward on a thread of its own.
         planning: held while a plan is made, which swaps the model's tensors for a moment.
-        forwards: the threads that are inside the model's forward; guarded by `planning`.
     """
 
     def __init__(self) -> None:
         self.replay_lock = threading.RLock()
         self.planning = threading.Condition(threading.RLock())
-        self.forwards: set[int] = set()
+        self._forwards: set[int] = set()  # threads inside the model's forward; guarded by `planning`
         self._executors: list[weakref.ref[_Executor]] = []
         self._layer_calls: list[weakref.ref[_LayerCalls]] = []
 
@@ -64,3 +67,23 @@ class Siblings:
         if len(self._layer_calls) == 1:
             return iter(())
         return (other for known in self._layer_calls if (other := known()) is not None and other is not calls)
+
+    def forward_begins(self) -> None:
+        """This thread, which holds `planning`, is about to enter the model's forward."""
+        self._forwards.add(threading.get_ident())
+
+    def forward_ended(self) -> None:
+        """This thread has left the model's forward."""
+        with self.planning:
+            self._forwards.discard(threading.get_ident())
+            self.planning.notify_all()
+
+    def wait_until_alone(self) -> bool:
+        """Waits until no other thread is inside the model's forward; False if that takes too long. This thread holds
+        `planning`."""
+
+        def is_alone() -> bool:
+            others = self._forwards & sys._current_frames().keys()  # a thread may have ended inside
+            return not others - {threading.get_ident()}
+
+        return self.planning.wait_for(is_alone, _ALONE_SECONDS)

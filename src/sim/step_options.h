@@ -99,7 +99,8 @@ uint64_t ms__moved_state_bytes(const ms_loop *loop, uint64_t moved_bytes);
 /* The time in which the disk reads and writes `bytes` of state. */
 uint64_t ms__state_moving_ns(uint64_t bytes, const ms_hardware *hardware);
 
-/* The bytes of temporaries of the update of parameters whose state stays on the device: in proportion to their state. */
+/* The bytes of temporaries of the update of parameters whose state stays on the device: in proportion to their state, or
+ * of one piece if they are updated piece by piece (optim/widened.py). */
 uint64_t ms__other_transient_bytes(const ms_loop *loop);
 
 /* `bytes` of state lie off the device, move both ways in `moving_ns`, the way down alone in `writing_ns`, through buffers

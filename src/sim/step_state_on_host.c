@@ -36,10 +36,15 @@ static uint64_t both_ways_ns(const ms_gpu *gpu, uint64_t bytes)
     return gpu->copy_engines < 2 ? ms__add_sat(up_ns, down_ns(gpu, bytes)) : ms__max_u64(up_ns, down_ns(gpu, bytes));
 }
 
+/* Four fp32 arrays are made to update bf16 parameters in fp32, whose state takes 10 bytes an element or more. */
+enum { WIDENED_PER_STATE = 2 };
+
 uint64_t ms__other_transient_bytes(const ms_loop *loop)
 {
-    uint64_t all = ms__max_u64(loop->optimizer_state_bytes, 1);
-    return ms__mul_div(loop->optimizer_transient_bytes, all - ms__min_u64(ms__streamed_state_bytes(loop), all), all);
+    uint64_t all = ms__max_u64(loop->optimizer_state_bytes, 1), transient = loop->optimizer_transient_bytes;
+    uint64_t other = all - ms__min_u64(ms__streamed_state_bytes(loop), all);
+    uint64_t piece = ms__min_u64(MS__HOST_CHUNK_BYTES, ms__mul_sat(other, WIDENED_PER_STATE));
+    return ms__max_u64(ms__mul_div(transient, other, all), ms__min_u64(transient, piece));
 }
 
 static int state_on_host_apply(const ms_hardware *hardware, ms__step *step)

@@ -505,6 +505,21 @@ static void the_callers_choices_are_part_of_every_step(void **state)
     assert_int_equal(streamed.peak_bytes, fixture_simulate(f, keep, 0).peak_bytes);
 }
 
+/* Those of torch's update are as large as the parameters; those of an update in pieces are one piece's. */
+static void temporaries_of_the_state_that_stays(void **state)
+{
+    (void)state;
+    ms_loop loop = {.optimizer_state_bytes = 1000 * MIB, .optimizer_stream_bytes = 500 * MIB};
+    loop.optimizer_transient_bytes = 400 * MIB;
+    assert_int_equal(ms__other_transient_bytes(&loop), 200 * MIB);
+    loop.optimizer_transient_bytes = 16 * MIB;
+    assert_int_equal(ms__other_transient_bytes(&loop), 16 * MIB);
+    loop.optimizer_stream_bytes = 999 * MIB; /* less stays than a piece takes */
+    assert_int_equal(ms__other_transient_bytes(&loop), 2 * MIB);
+    loop.optimizer_stream_bytes = 1000 * MIB;
+    assert_int_equal(ms__other_transient_bytes(&loop), 0);
+}
+
 /* A GradScaler must see every gradient first: nothing is released. */
 static void needed_gradients_are_kept(void **state)
 {
@@ -622,6 +637,7 @@ int main(void)
         TEST(a_gpus_state_lies_on_disk_if_host_memory_has_no_room),
         TEST(the_optimizers_abilities_survive_the_round_trip),
         TEST(the_callers_choices_are_part_of_every_step),
+        TEST(temporaries_of_the_state_that_stays),
         TEST(needed_gradients_are_kept),
         TEST(an_unobserved_loop_keeps_its_gradients),
         TEST(a_refusal_names_optimizers_and_the_budget_of_each),

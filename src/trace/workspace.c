@@ -175,6 +175,8 @@ typedef enum workspace_when {
     PROMOTES_IN_PLACE, /* the same, into the first operand */
     COMPARES, /* one of two operands is first written in the other's type */
     BILINEAR, /* a part of nn.Bilinear, forward or backward */
+    RECURRENT, /* one layer of an LSTM, forward */
+    RECURRENT_BACKWARD,
     SPARSE /* indices and values of each element, twice; a trace sees an empty result */
 } workspace_when;
 
@@ -212,7 +214,8 @@ static const workspace_rule rules[] = {
     {"masked_select", 120, 0, 0, ALWAYS},
     {"maximum", 0, 0, 0, PROMOTES},
     {"minimum", 0, 0, 0, PROMOTES},
-    {"mkldnn_rnn_layer_backward", 50, 0, 0, ALWAYS},
+    {"mkldnn_rnn_layer", 0, 0, 0, RECURRENT},
+    {"mkldnn_rnn_layer_backward", 50, 0, 0, RECURRENT_BACKWARD},
     {"mul", 0, 0, 0, PROMOTES},
     {"mul_", 0, 0, 0, PROMOTES_IN_PLACE},
     {"ne", 0, 0, 0, COMPARES},
@@ -293,6 +296,34 @@ static uint64_t bilinear_bytes(const ms_operand *rows, const ms_operand *weight,
     return ms__add_sat(own, is_forward ? 0 : ms__mul_sat(ms__mul_sat(rows->size[0], places), item_bytes(rows)));
 }
 
+/* oneDNN takes these of its own allocator: copies of (time, batch, features) x (gates, features) and (gates, hidden) weights
+ * in the order of its kernels, the gates of all rows in float32, and blocks of products. Measured over nine shapes on AVX2
+ * (tests/c/trace/test_workspace.c). With AVX-512 the backward takes up to half of its operands. */
+enum { RECURRENT_WEIGHTS = 105, RECURRENT_GATES = 115, BACKWARD_WEIGHTS = 220, BACKWARD_GATES = 160 };
+
+static uint64_t recurrent_bytes(const ms_operand *inputs, size_t input_count, bool backward)
+{
+    if (input_count < 3 || inputs[0].rank != 3 || inputs[1].rank != 2 || inputs[0].size[2] == 0) {
+        return 0;
+    }
+    uint64_t rows = ms__operand_elements(&inputs[0]) / inputs[0].size[2];
+    uint64_t gates = ms__mul_sat(ms__mul_sat(rows, inputs[1].size[0]), sizeof(float));
+    uint64_t weights = ms__add_sat(inputs[1].bytes, inputs[2].bytes);
+    return ms__add_sat(ms__mul_sat(weights, backward ? BACKWARD_WEIGHTS : RECURRENT_WEIGHTS) / 100,
+                       ms__mul_sat(gates, backward ? BACKWARD_GATES : RECURRENT_GATES) / 100);
+}
+
+/* libc's heap keeps blocks of less than 32 MiB, and returns what is more than 64 MiB at its end (mallopt(3)). */
+static const uint64_t libc_keeps_bytes = 64 << 20;
+
+static uint64_t recurrent_kept_bytes(const workspace_rule *rule, const ms_operand *inputs, size_t input_count)
+{
+    if (rule == NULL || (rule->when != RECURRENT && rule->when != RECURRENT_BACKWARD)) {
+        return 0;
+    }
+    return ms__min_u64(recurrent_bytes(inputs, input_count, rule->when == RECURRENT_BACKWARD), libc_keeps_bytes);
+}
+
 /* As if no element were zero. */
 static uint64_t sparse_bytes(const ms_operand *dense)
 {
@@ -325,6 +356,11 @@ static uint64_t rule_bytes(const workspace_rule *rule, const ms_operand *inputs,
     }
     uint64_t bytes = ms__add_sat(percent_of(inputs, input_count, rule->operands_percent),
                                  percent_of(outputs, output_count, rule->results_percent));
+    bool backward = rule->when == RECURRENT_BACKWARD;
+    if (backward || rule->when == RECURRENT) {
+        bytes = ms__max_u64(bytes, recurrent_bytes(inputs, input_count, backward));
+        return ms__sub_sat(bytes, recurrent_kept_bytes(rule, inputs, input_count));
+    }
     return ms__add_sat(bytes, ms__mul_sat(longest_dimension(&inputs[0]), rule->line_bytes));
 }
 
@@ -372,6 +408,10 @@ uint64_t ms__libc_buffers(const char *name, const ms_operand *inputs, size_t inp
 {
     convolution c;
     bool forward;
+    uint64_t recurrent = recurrent_kept_bytes(rule_of(name), inputs, input_count);
+    if (recurrent > 0) {
+        return recurrent;
+    }
     if ((copied & MS_WORKSPACE_UNFOLDS) == 0 ||
         !is_convolution(name, inputs, input_count, outputs, output_count, &c, &forward) || !is_image(&c) ||
         forward != is_transposed(&c)) {

@@ -141,6 +141,8 @@ missing_server_packages() {
     pkg-config --exists 'libmicrohttpd >= 0.9.71' 2>/dev/null || printf '%s ' libmicrohttpd-dev
     pkg-config --exists 'sqlite3 >= 3.37' 2>/dev/null || printf '%s ' libsqlite3-dev
     pkg-config --exists libsodium 2>/dev/null || printf '%s ' libsodium-dev
+    pkg-config --exists 'liboath >= 2.6' 2>/dev/null || printf '%s ' liboath-dev
+    pkg-config --exists 'libqrencode >= 4' 2>/dev/null || printf '%s ' libqrencode-dev
 }
 
 # True if the server can be built. Installs its libraries if it can; never ends the script, because only the server

@@ -13,6 +13,7 @@
 #include "api/jobs.h"
 #include "api/plan_worker.h"
 #include "auth/identity.h"
+#include "auth/totp.h"
 #include "base/json.h"
 #include "dispatch.h"
 #include "local/local.h"
@@ -521,7 +522,7 @@ int main(int argc, char **argv)
         .settings = {
             .listen_address = "127.0.0.1", .port = 8321, .limit_scale_percent = 100, .team_quota_bytes = QUOTA_BYTES}};
     int status = read_command_line(argc, argv, &line);
-    if (status == 0 && mss_secret_start(&err) != MS_OK) {
+    if (status == 0 && (mss_secret_start(&err) != MS_OK || mss_totp_start(&err) != MS_OK)) {
         status = fail(&err);
     }
     return status != 0 ? status : run(&line);

@@ -56,6 +56,39 @@ void mss_secret_new(char secret[MSS_SECRET_BYTES])
     sodium_memzero(bytes, sizeof bytes);
 }
 
+void mss_short_code_new(mss_short_code *code)
+{
+    enum { GROUPS = 4, GROUP_LETTERS = 4 };
+    unsigned char bytes[ID_RANDOM_BYTES];
+    char letters[GROUPS * GROUP_LETTERS + 1];
+    randombytes_buf(bytes, sizeof bytes);
+    write_base32(letters, bytes, sizeof bytes);
+    for (int i = 0; i < GROUPS; i++) {
+        char *group = code->text + (size_t)i * (GROUP_LETTERS + 1);
+        memcpy(group, letters + (size_t)i * GROUP_LETTERS, GROUP_LETTERS);
+        group[GROUP_LETTERS] = i < GROUPS - 1 ? '-' : '\0';
+    }
+    sodium_memzero(bytes, sizeof bytes);
+    sodium_memzero(letters, sizeof letters);
+}
+
+void mss_code_read(const char *typed, mss_typed_code *code)
+{
+    size_t length = 0;
+    for (; *typed != '\0'; typed++) {
+        char letter = *typed >= 'A' && *typed <= 'Z' ? (char)(*typed - 'A' + 'a') : *typed;
+        if (letter == ' ' || letter == '-') {
+            continue;
+        }
+        if (length + 1 == sizeof code->text) {
+            length = 0;
+            break;
+        }
+        code->text[length++] = letter == 'i' || letter == 'l' ? '1' : letter == 'o' ? '0' : letter;
+    }
+    code->text[length] = '\0';
+}
+
 mss_hash mss_hash_of(const void *data, size_t bytes)
 {
     mss_hash hash;

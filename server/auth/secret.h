@@ -41,6 +41,19 @@ static inline bool mss_id_is(const mss_id *id)
 /* A new secret of 256 random bits. */
 void mss_secret_new(char secret[MSS_SECRET_BYTES]);
 
+/* A secret for a person to write down and type: 16 characters of base32 (80 random bits) in groups of four, NUL. */
+typedef struct mss_short_code {
+    char text[20];
+} mss_short_code;
+void mss_short_code_new(mss_short_code *code);
+
+/* What a person meant who typed a code: in lower case, without blanks and dashes, with 1 and 0 for the letters that
+ * look like them. Empty if it is longer than any code. */
+typedef struct mss_typed_code {
+    char text[17];
+} mss_typed_code;
+void mss_code_read(const char *typed, mss_typed_code *code);
+
 /* BLAKE2b of some bytes: stored in place of a secret, and the digest of a request. */
 mss_hash mss_hash_of(const void *data, size_t bytes);
 

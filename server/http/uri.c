@@ -95,6 +95,13 @@ const char *mss_pairs_get(const mss_pairs *pairs, const char *name)
     return NULL;
 }
 
+void mss_uri_write_byte(unsigned char byte, char coded[MSS_URI_BYTE_BYTES])
+{
+    bool is_plain = (byte >= '0' && byte <= '9') || (byte >= 'a' && byte <= 'z') || (byte >= 'A' && byte <= 'Z') ||
+                    (byte != '\0' && strchr("-._~", byte) != NULL);
+    snprintf(coded, MSS_URI_BYTE_BYTES, is_plain ? "%c" : "%%%02X", byte);
+}
+
 static bool is_path_byte(char c)
 {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||

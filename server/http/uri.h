@@ -1,6 +1,6 @@
 /*
- * uri.h - reads paths, query strings, forms and cookies strictly: anything malformed is refused. Pure
- * functions; fuzzed by tests/fuzz/fuzz_request.c.
+ * uri.h - reads paths, query strings, forms and cookies strictly: anything malformed is refused. And writes values of
+ * addresses. Pure functions; fuzzed by tests/fuzz/fuzz_request.c.
  */
 #ifndef MSS_HTTP_URI_H
 #define MSS_HTTP_URI_H
@@ -24,6 +24,10 @@ void mss_pairs_free(mss_pairs *pairs);
 
 /* The value of `name`, or NULL if it is missing. */
 const char *mss_pairs_get(const mss_pairs *pairs, const char *name);
+
+/* Writes a byte of an address's value: itself if it may stand there, else "%" and hexadecimal. */
+enum { MSS_URI_BYTE_BYTES = 4 };
+void mss_uri_write_byte(unsigned char byte, char coded[MSS_URI_BYTE_BYTES]);
 
 /* Splits a request's target: `path` gets the part before "?", `*query` points behind the "?" (or at the end).
  * MS_EFORMAT if the path is too long, has other characters than A-Z a-z 0-9 / . _ ~ -, or has "//" or a segment

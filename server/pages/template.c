@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/array.h"
+#include "http/uri.h"
 
 enum { DEPTH_MOST = 8, NAME_BYTES = 48 };
 
@@ -48,11 +49,8 @@ static void put_escaped(rendering *r, const char *text)
 static void put_for_query(rendering *r, const char *text)
 {
     for (; text != NULL && *text != '\0'; text++) {
-        unsigned char byte = (unsigned char)*text;
-        bool is_plain = (byte >= '0' && byte <= '9') || (byte >= 'a' && byte <= 'z') || (byte >= 'A' && byte <= 'Z') ||
-                        strchr("-._~", byte) != NULL;
-        char coded[8];
-        snprintf(coded, sizeof coded, is_plain ? "%c" : "%%%02X", byte);
+        char coded[MSS_URI_BYTE_BYTES];
+        mss_uri_write_byte((unsigned char)*text, coded);
         put(r, coded, strlen(coded));
     }
 }

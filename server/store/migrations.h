@@ -72,6 +72,19 @@
     "CREATE INDEX job_team ON job (team);" \
     "CREATE INDEX job_account ON job (account);"
 
+/* The second factor. Without `confirmed_at` it is a set-up and doesn't count; `last_step` is that of the last code. */
+#define MSS_MIGRATION_3(BYTES) \
+    "CREATE TABLE second_factor (" \
+    " account TEXT PRIMARY KEY REFERENCES account ON DELETE CASCADE, secret " BYTES " NOT NULL," \
+    " last_step BIGINT NOT NULL DEFAULT 0, started_at BIGINT NOT NULL, confirmed_at BIGINT);" \
+    "CREATE TABLE recovery_code (" \
+    " account TEXT NOT NULL REFERENCES second_factor ON DELETE CASCADE, hash " BYTES " NOT NULL," \
+    " PRIMARY KEY (account, hash));" \
+    "CREATE TABLE pending_sign_in (" \
+    " hash " BYTES " PRIMARY KEY, account TEXT NOT NULL REFERENCES account ON DELETE CASCADE," \
+    " tries_left INTEGER NOT NULL, created_at BIGINT NOT NULL, expires_at BIGINT NOT NULL);" \
+    "CREATE INDEX pending_sign_in_account ON pending_sign_in (account);"
+
 /* What servers on one database tell each other: when a bucket of requests is full again (http/shared.h). Nothing of it is
  * worth keeping, so it is in no version, and unlogged: PostgreSQL empties it after a crash. */
 #define MSS_SHARED_TABLES \
@@ -79,6 +92,7 @@
 
 #define MSS_MIGRATION_TABLE(X) \
     X(MSS_MIGRATION_1) \
-    X(MSS_MIGRATION_2)
+    X(MSS_MIGRATION_2) \
+    X(MSS_MIGRATION_3)
 
 #endif

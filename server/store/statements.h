@@ -40,6 +40,35 @@
     X(SESSION_DELETE_ALL, "DELETE FROM session WHERE account = $1") \
     X(SESSION_EXPIRE, "DELETE FROM session WHERE expires_at <= $1") \
     X(SESSION_LIST, "SELECT created_at, expires_at FROM session WHERE account = $1 ORDER BY created_at") \
+    /* the second factor, its recovery codes, and sign-ins that wait for a code */ \
+    X(SECOND_FACTOR_BEGIN, "INSERT INTO second_factor (account, secret, started_at) VALUES ($1, $2, $3) " \
+                           "ON CONFLICT (account) DO UPDATE SET secret = excluded.secret, " \
+                           "started_at = excluded.started_at WHERE second_factor.confirmed_at IS NULL") \
+    X(SECOND_FACTOR_SETUP, "SELECT secret, last_step FROM second_factor WHERE account = $1 AND started_at > $2 " \
+                           "AND confirmed_at IS NULL") \
+    X(SECOND_FACTOR_CONFIRM, "UPDATE second_factor SET confirmed_at = $1, last_step = $2 WHERE account = $3 " \
+                             "AND confirmed_at IS NULL") \
+    X(SECOND_FACTOR_EXPIRE, "DELETE FROM second_factor WHERE confirmed_at IS NULL AND started_at <= $1") \
+    X(SECOND_FACTOR_FIND, "SELECT secret, last_step FROM second_factor WHERE account = $1 " \
+                          "AND confirmed_at IS NOT NULL") \
+    X(SECOND_FACTOR_STEP, "UPDATE second_factor SET last_step = $1 WHERE account = $2 AND last_step < $1") \
+    X(SECOND_FACTOR_SHOW, "SELECT f.confirmed_at, (SELECT count(*) FROM recovery_code c " \
+                          "WHERE c.account = f.account) AS recovery_codes_left FROM second_factor f " \
+                          "WHERE f.account = $1 AND f.confirmed_at IS NOT NULL") \
+    X(SECOND_FACTOR_DELETE, "DELETE FROM second_factor WHERE account = $1") \
+    X(RECOVERY_CODE_ADD, "INSERT INTO recovery_code (account, hash) VALUES ($1, $2)") \
+    X(RECOVERY_CODE_USE, "DELETE FROM recovery_code WHERE account = $1 AND hash = $2") \
+    X(RECOVERY_CODE_DELETE_ALL, "DELETE FROM recovery_code WHERE account = $1") \
+    X(PENDING_ADD, "INSERT INTO pending_sign_in (hash, account, tries_left, created_at, expires_at) " \
+                   "VALUES ($1, $2, $3, $4, $5)") \
+    X(PENDING_TRY, "UPDATE pending_sign_in SET tries_left = tries_left - 1 WHERE hash = $1 AND expires_at > $2 " \
+                   "AND tries_left > 0") \
+    X(PENDING_FIND, "SELECT p.account, a.email, p.tries_left FROM pending_sign_in p " \
+                    "JOIN account a ON a.id = p.account WHERE p.hash = $1") \
+    X(PENDING_LIST, "SELECT created_at, expires_at FROM pending_sign_in WHERE account = $1 ORDER BY created_at") \
+    X(PENDING_DELETE, "DELETE FROM pending_sign_in WHERE hash = $1") \
+    X(PENDING_DELETE_ALL, "DELETE FROM pending_sign_in WHERE account = $1") \
+    X(PENDING_EXPIRE, "DELETE FROM pending_sign_in WHERE expires_at <= $1") \
     /* teams */ \
     X(TEAM_ADD, "INSERT INTO team (id, name, created_at) VALUES ($1, $2, $3)") \
     X(TEAM_SHOW, "SELECT id, name, created_at FROM team WHERE id = $1") \

@@ -1,4 +1,6 @@
-/* Any target, form or cookie header is read or refused; what was read is text, and its path is one of ours. */
+/* Any target, form or cookie header is read or refused; what was read is text, and its path is one of ours. Any text may be
+ * typed as a code. */
+#include "auth/secret.h"
 #include "fuzz.h"
 #include "http/uri.h"
 
@@ -19,6 +21,15 @@ static void check_pairs(const char *text, size_t length)
     mss_pairs_free(&pairs);
 }
 
+/* What was read reads the same again. */
+static void check_code(const char *text)
+{
+    mss_typed_code code, again;
+    mss_code_read(text, &code);
+    mss_code_read(code.text, &again);
+    FUZZ_CHECK(strcmp(code.text, again.text) == 0 && strpbrk(code.text, " -ABCilo") == NULL);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     char *text = fuzz_text(data, size), path[MSS_PATH_BYTES], cookie[16];
@@ -27,6 +38,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     ms_error err = {0};
     check_pairs(text, strlen(text));
     check_pairs(text, size);
+    check_code(text);
     if (mss_cookie_get(text, "ms", cookie, sizeof cookie)) {
         FUZZ_CHECK(strlen(cookie) > 0 && strstr(text, cookie) != NULL);
     }

@@ -129,6 +129,29 @@ static void test_cookies(void **state)
     assert_false(mss_cookie_get(";;; ", "ms", value, sizeof value));
 }
 
+/* Every byte is written so that it reads back, and stays within a value. */
+static void test_bytes_of_values_read_back(void **state)
+{
+    (void)state;
+    for (int byte = 1; byte < 0x80; byte++) {
+        char coded[MSS_URI_BYTE_BYTES], pair[8];
+        mss_pairs pairs;
+        mss_uri_write_byte((unsigned char)byte, coded);
+        assert_null(strpbrk(coded, "&=+#?/: \"'<>"));
+        if (byte >= 0x20 && byte != 0x7f) { /* others are refused when read */
+            snprintf(pair, sizeof pair, "a=%s", coded);
+            assert_int_equal(mss_pairs_read(pair, strlen(pair), &pairs, NULL), MS_OK);
+            assert_int_equal(mss_pairs_get(&pairs, "a")[0], byte);
+            mss_pairs_free(&pairs);
+        }
+    }
+    char coded[MSS_URI_BYTE_BYTES];
+    mss_uri_write_byte(0, coded);
+    assert_string_equal(coded, "%00");
+    mss_uri_write_byte(0xff, coded);
+    assert_string_equal(coded, "%FF");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -141,6 +164,7 @@ int main(void)
         cmocka_unit_test(test_paths_of_nobody_are_refused),
         cmocka_unit_test(test_patterns),
         cmocka_unit_test(test_cookies),
+        cmocka_unit_test(test_bytes_of_values_read_back),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -75,6 +75,7 @@ static const mss_route routes[] = {
     GET_READ("/api", PUBLIC, MSS_NO_SUBJECT, mss_page_reference),
     GET_READ("/sign-in", PUBLIC, MSS_NO_SUBJECT, mss_page_sign_in),
     FORM_WRITE("/sign-in", PUBLIC, MSS_NO_SUBJECT, MSS_LIMIT_SIGN_IN, mss_page_sign_in_prepare, mss_page_sign_in_sent),
+    FORM_WRITE("/sign-in/code", PUBLIC, MSS_NO_SUBJECT, MSS_LIMIT_SIGN_IN, NULL, mss_page_sign_in_code),
     FORM_WRITE("/sign-out", SELF, MSS_NO_SUBJECT, MSS_LIMIT_PAGE, NULL, mss_page_sign_out),
     GET_READ("/welcome/{key}", PUBLIC, MSS_NO_SUBJECT, mss_page_welcome),
     FORM_WRITE("/welcome/{key}", PUBLIC, MSS_NO_SUBJECT, MSS_LIMIT_SIGN_IN, mss_page_welcome_prepare,
@@ -82,8 +83,17 @@ static const mss_route routes[] = {
     GET_READ("/account", SELF, MSS_NO_SUBJECT, mss_page_account),
     FORM_WRITE("/account/password", SELF, MSS_NO_SUBJECT, MSS_LIMIT_SIGN_IN, mss_page_password_prepare,
                mss_page_password_sent),
-    FORM_WRITE("/account/delete", SELF, MSS_NO_SUBJECT, MSS_LIMIT_SIGN_IN, mss_page_account_delete_prepare,
+    FORM_WRITE("/account/delete", SELF, MSS_NO_SUBJECT, MSS_LIMIT_SIGN_IN, mss_page_password_ask,
                mss_page_account_delete),
+
+    FORM_WRITE("/account/second-factor", SELF, MSS_NO_SUBJECT, MSS_LIMIT_SIGN_IN, mss_page_password_ask,
+               mss_page_second_factor_begin),
+    FORM_WRITE("/account/second-factor/confirm", SELF, MSS_NO_SUBJECT, MSS_LIMIT_SIGN_IN, NULL,
+               mss_page_second_factor_confirm),
+    FORM_WRITE("/account/second-factor/codes", SELF, MSS_NO_SUBJECT, MSS_LIMIT_SIGN_IN, mss_page_password_ask,
+               mss_page_recovery_codes),
+    FORM_WRITE("/account/second-factor/off", SELF, MSS_NO_SUBJECT, MSS_LIMIT_SIGN_IN, mss_page_password_ask,
+               mss_page_second_factor_off),
 
     /* pages: runs and teams */
     GET_READ("/runs", RUN_READ, MSS_TEAM_IN_QUERY, mss_page_runs),

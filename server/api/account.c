@@ -20,30 +20,50 @@ static int add_steps(mss_request *r, json_t *run, ms_error *err)
     return rc;
 }
 
+/* What is stored of an account under each name, but for the account's own row and its runs' steps. */
+static int add_rows(mss_request *r, json_t *all, ms_error *err)
+{
+    static const struct {
+        const char *name;
+        mss_statement statement;
+    } lists[] = {{"teams", MSS_TEAM_OF_ACCOUNT},
+                 {"sessions", MSS_SESSION_LIST},
+                 {"pending_sign_ins", MSS_PENDING_LIST},
+                 {"runs", MSS_ACCOUNT_RUNS}};
+    for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
+        json_t *rows = mss_sql_objects(r->sql, lists[i].statement, MSS_WITH(MSS_TEXT(r->who.account.text)), err);
+        if (rows == NULL) {
+            return err->code;
+        }
+        json_object_set_new(all, lists[i].name, rows);
+    }
+    json_t *factor = mss_sql_object(r->sql, MSS_SECOND_FACTOR_SHOW, MSS_WITH(MSS_TEXT(r->who.account.text)), err);
+    json_object_set_new(all, "second_factor", factor);
+    return factor != NULL ? MS_OK : err->code;
+}
+
 int mss_api_account_export(mss_request *r)
 {
     ms_error err = {0};
-    const char *who = r->who.account.text;
-    json_t *account = mss_sql_object(r->sql, MSS_ACCOUNT_SHOW, MSS_WITH(MSS_TEXT(who)), &err);
-    json_t *teams = account ? mss_sql_objects(r->sql, MSS_TEAM_OF_ACCOUNT, MSS_WITH(MSS_TEXT(who)), &err) : NULL;
-    json_t *sessions = teams ? mss_sql_objects(r->sql, MSS_SESSION_LIST, MSS_WITH(MSS_TEXT(who)), &err) : NULL;
-    json_t *runs = sessions ? mss_sql_objects(r->sql, MSS_ACCOUNT_RUNS, MSS_WITH(MSS_TEXT(who)), &err) : NULL;
-    int rc = runs != NULL ? MS_OK : err.code;
+    json_t *account = mss_sql_object(r->sql, MSS_ACCOUNT_SHOW, MSS_WITH(MSS_TEXT(r->who.account.text)), &err);
+    if (account == NULL) {
+        return mss_answer_failure(r, &err);
+    }
+    json_t *all = json_pack("{s:o}", "account", account);
+    int rc = all != NULL ? add_rows(r, all, &err) : ms_fail(&err, MS_ENOMEM, "out of memory for an account");
+    json_t *teams = json_object_get(all, "teams"), *runs = json_object_get(all, "runs");
     for (size_t i = 0; i < json_array_size(teams); i++) {
         mss_api_name_role(json_array_get(teams, i));
     }
     for (size_t i = 0; rc == MS_OK && i < json_array_size(runs); i++) {
         rc = add_steps(r, json_array_get(runs, i), &err);
     }
-    json_t *all = rc == MS_OK ? json_pack("{s:O, s:O, s:O, s:O}", "account", account, "teams", teams, "sessions",
-                                          sessions, "runs", runs)
-                              : NULL;
-    json_decref(account);
-    json_decref(teams);
-    json_decref(sessions);
-    json_decref(runs);
-    r->answer.is_download = rc == MS_OK;
-    return rc == MS_OK ? mss_answer_json(r, 200, all) : mss_answer_failure(r, &err);
+    if (rc != MS_OK) {
+        json_decref(all);
+        return mss_answer_failure(r, &err);
+    }
+    r->answer.is_download = true;
+    return mss_answer_json(r, 200, all);
 }
 
 int mss_account_remove(mss_request *r)

@@ -125,6 +125,7 @@ int mss_answer_failure(mss_request *request, const ms_error *err)
     bool is_passing = is_gone || err->code == MS_ENOMEM || err->code == MS_ENOSPC || err->code == MS_ETIMEDOUT;
     snprintf(request->reason, sizeof request->reason, "%s", err->text);
     request->answer.retry_after_s = is_passing ? 10 : 0;
+    request->answer.keeps_writes = false;
     return is_gone      ? mss_answer_problem(request, 503, "The server can't reach its database at the moment.")
            : is_passing ? mss_answer_problem(request, 503, "The server has no room at the moment.")
                         : mss_answer_problem(

@@ -4,7 +4,7 @@
  *
  * A handler gets one request, fills `request->answer` and returns its status. It runs in the lane that
  * its route names; `request->sql` is that lane's connection to the database. In the write lane it runs
- * in a savepoint, which a status of 400 or more rolls back.
+ * in a savepoint, which a status of 400 or more rolls back, unless the answer `keeps_writes`.
  */
 #ifndef MSS_HTTP_HTTP_H
 #define MSS_HTTP_HTTP_H
@@ -69,6 +69,7 @@ typedef struct mss_answer {
     uint32_t retry_after_s;
     bool may_be_cached;  /* an asset; everything else is "no-store" */
     bool is_download;
+    bool keeps_writes;   /* of a refusal in the write lane: what it wrote stays, such as a try that was taken */
     mss_id watch;        /* a run: the answer is a stream of its events */
     mss_id told;         /* a run whose viewers are told `event` after the commit */
     char *event;         /* owned */

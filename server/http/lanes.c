@@ -159,7 +159,13 @@ static bool take_group(mss_lanes *lanes, group *taken)
     return taken->count > 0 || taken->touched_count > 0;
 }
 
-/* A request's savepoint: kept below 400, else undone. */
+/* Whether what the request wrote is part of its answer. */
+static bool keeps_writes(const mss_request *request)
+{
+    return request->answer.status < 400 || request->answer.keeps_writes;
+}
+
+/* A request's savepoint: kept or undone. */
 static int run_saved(mss_lanes *lanes, mss_request *request, mss_sql *sql, ms_error *err)
 {
     int rc = mss_sql_transaction(sql, MSS_SAVE, err);
@@ -167,7 +173,7 @@ static int run_saved(mss_lanes *lanes, mss_request *request, mss_sql *sql, ms_er
         return rc;
     }
     run(lanes, request, sql, false);
-    bool is_kept = request->answer.status < 400;
+    bool is_kept = keeps_writes(request);
     if (is_kept && lanes->is_shared && request->answer.event != NULL) {
         rc = mss_shared_tell(sql, &request->answer.told, request->answer.event, err);
     }
@@ -207,7 +213,7 @@ static void run_writes(void *argument)
         ms__mutex_unlock(&lanes->lock);
         for (size_t i = 0; i < g.count; i++) {
             mss_request *request = g.requests[i];
-            if (rc != MS_OK && request->answer.status < 400) { /* nothing of it was kept */
+            if (rc != MS_OK && keeps_writes(request)) { /* but nothing of it was kept */
                 request->answer.status = mss_answer_failure(request, &err);
             }
             lanes->done(request);

@@ -1,9 +1,11 @@
-/* In and out: sign-in, invitations, the first owner, password, end of an account. */
+/* In and out: sign-in, invitations, the first owner, password, end of an account. second_factor.c has what comes after a
+ * right password. */
 #include <stdio.h>
 #include <string.h>
 
 #include "api/api.h"
 #include "auth/password.h"
+#include "auth/second_factor.h"
 #include "log/log.h"
 #include "pages/pages.h"
 #include "store/statements.h"
@@ -41,8 +43,7 @@ static int find_account(mss_request *r, const char *email, mss_id *account, char
     return rc;
 }
 
-/* One bucket per account and address: guesses from elsewhere don't lock the owner out. */
-static int limit_guesses(mss_request *r, const char *email)
+int mss_page_limit_guesses(mss_request *r, const char *email)
 {
     char key[360];
     snprintf(key, sizeof key, "guess %s %s", email, r->address);
@@ -56,7 +57,7 @@ int mss_page_sign_in_prepare(mss_request *r)
     char hash[MSS_PASSWORD_HASH_BYTES], email[256];
     lower(email, sizeof email, mss_page_field(r, "email"));
     const char *password = mss_page_field(r, "password");
-    int status = limit_guesses(r, email);
+    int status = mss_page_limit_guesses(r, email);
     if (status != 0) {
         return status;
     }
@@ -73,8 +74,7 @@ int mss_page_sign_in_prepare(mss_request *r)
     return 200;
 }
 
-/* The session that came with the request, if any, ends: nobody else knows the new one. */
-static int start_session(mss_request *r, const mss_id *account, const char *verb, ms_error *err)
+int mss_page_start_session(mss_request *r, const mss_id *account, const char *verb, ms_error *err)
 {
     char secret[MSS_SECRET_BYTES];
     int rc = r->who.kind == MSS_PERSON
@@ -89,16 +89,32 @@ static int start_session(mss_request *r, const mss_id *account, const char *verb
     }
     if (rc == MS_OK) {
         mss_page_set_cookie(r, secret);
+        r->who.kind = MSS_PERSON;
+        r->who.session = mss_hash_of(secret, strlen(secret));
+        mss_session_csrf(&r->who, r->csrf_wanted); /* of the forms on a page that answers */
     }
     mss_secret_wipe(secret, sizeof secret);
     return rc;
 }
 
+/* The password was right. What it is worth alone is decided here, behind it: who doesn't know it learns nothing. */
 int mss_page_sign_in_sent(mss_request *r)
 {
     ms_error err;
-    return start_session(r, &r->prepared, "signed in", &err) == MS_OK ? mss_answer_redirect(r, "/runs")
-                                                                      : mss_answer_failure(r, &err);
+    bool needs_code = false;
+    int rc = mss_second_factor_is_on(r->sql, &r->prepared, &needs_code, &err);
+    if (rc == MS_OK && needs_code) {
+        return mss_page_sign_in_wait(r, &r->prepared);
+    }
+    if (rc == MS_OK) {
+        rc = mss_page_start_session(r, &r->prepared, "signed in", &err);
+    }
+    return rc == MS_OK ? mss_answer_redirect(r, "/runs") : mss_answer_failure(r, &err);
+}
+
+int mss_page_sign_in_over(mss_request *r)
+{
+    return mss_page_show(r, 401, "sign_in.html", json_pack("{s:s, s:b}", "title", "Sign in", "is_over", 1));
 }
 
 int mss_page_sign_out(mss_request *r)
@@ -268,7 +284,7 @@ int mss_page_welcome_sent(mss_request *r)
     r->who.account = account;
     r->object.team = found.team;
     status = join(r, &found, &account);
-    if (status == 0 && start_session(r, &account, "joined", &err) != MS_OK) {
+    if (status == 0 && mss_page_start_session(r, &account, "joined", &err) != MS_OK) {
         status = mss_answer_failure(r, &err);
     }
     return status != 0 ? status : mss_answer_redirect(r, "/runs");
@@ -279,10 +295,18 @@ int mss_page_welcome_sent(mss_request *r)
 int mss_page_account(mss_request *r)
 {
     ms_error err;
-    json_t *account = mss_sql_object(r->sql, MSS_ACCOUNT_SHOW, MSS_WITH(MSS_TEXT(r->who.account.text)), &err);
-    return account != NULL
-               ? mss_page_show(r, 200, "account.html", json_pack("{s:s, s:o}", "title", "Account", "account", account))
-               : mss_answer_failure(r, &err);
+    const char *who = r->who.account.text;
+    json_t *account = mss_sql_object(r->sql, MSS_ACCOUNT_SHOW, MSS_WITH(MSS_TEXT(who)), &err);
+    json_t *factor = account ? mss_sql_object(r->sql, MSS_SECOND_FACTOR_SHOW, MSS_WITH(MSS_TEXT(who)), &err) : NULL;
+    if (factor == NULL) {
+        json_decref(account);
+        return mss_answer_failure(r, &err);
+    }
+    if (json_is_object(factor)) {
+        mss_page_time_text(factor, "confirmed_at", "confirmed_text");
+    }
+    return mss_page_show(r, 200, "account.html",
+                         json_pack("{s:s, s:o, s:o}", "title", "Account", "account", account, "second_factor", factor));
 }
 
 /* A stolen session is not enough for what can't be undone. */
@@ -292,7 +316,7 @@ static int check_password(mss_request *r)
     mss_rows rows;
     bool has = false;
     char hash[MSS_PASSWORD_HASH_BYTES] = "";
-    int status = limit_guesses(r, r->who.email);
+    int status = mss_page_limit_guesses(r, r->who.email);
     if (status != 0) {
         return status;
     }
@@ -308,6 +332,12 @@ static int check_password(mss_request *r)
     bool is_right = strlen(password) <= MSS_PASSWORD_MOST && mss_password_check(password, hash);
     mss_secret_wipe(hash, sizeof hash);
     return is_right ? 0 : mss_answer_problem(r, 403, "This is not your password.");
+}
+
+int mss_page_password_ask(mss_request *r)
+{
+    int status = check_password(r);
+    return status != 0 ? status : 200;
 }
 
 int mss_page_password_prepare(mss_request *r)
@@ -326,31 +356,36 @@ int mss_page_password_prepare(mss_request *r)
                : mss_answer_failure(r, &err);
 }
 
-/* Every session of the account ends: who changes a password may do it because someone else has one. */
+/* Every session of the account ends, and every sign-in that waits: who changes a password may do it because someone
+ * else has one. */
 int mss_page_password_sent(mss_request *r)
 {
     ms_error err;
     mss_id account = r->who.account;
+    int status = mss_page_code_ask(r);
+    if (status != 0) {
+        return status;
+    }
     int rc = mss_sql_run(r->sql, MSS_ACCOUNT_SET_PASSWORD, MSS_WITH(MSS_TEXT(r->password_hash), MSS_TEXT(account.text)),
                          NULL, &err);
     if (rc == MS_OK) {
         rc = mss_sql_run(r->sql, MSS_SESSION_DELETE_ALL, MSS_WITH(MSS_TEXT(account.text)), NULL, &err);
     }
     if (rc == MS_OK) {
-        rc = start_session(r, &account, "password changed", &err);
+        rc = mss_pending_end_all(r->sql, &account, &err);
+    }
+    if (rc == MS_OK) {
+        rc = mss_page_start_session(r, &account, "password changed", &err);
     }
     return rc == MS_OK ? mss_answer_redirect(r, "/account") : mss_answer_failure(r, &err);
 }
 
-int mss_page_account_delete_prepare(mss_request *r)
-{
-    int status = check_password(r);
-    return status != 0 ? status : 200;
-}
-
 int mss_page_account_delete(mss_request *r)
 {
-    int status = mss_account_remove(r);
+    int status = mss_page_code_ask(r);
+    if (status == 0) {
+        status = mss_account_remove(r);
+    }
     if (status != 0) {
         return status;
     }

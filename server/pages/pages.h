@@ -13,6 +13,7 @@ int mss_page_asset(mss_request *r);
 int mss_page_sign_in(mss_request *r);
 int mss_page_sign_in_prepare(mss_request *r);
 int mss_page_sign_in_sent(mss_request *r);
+int mss_page_sign_in_code(mss_request *r);
 int mss_page_sign_out(mss_request *r);
 int mss_page_welcome(mss_request *r);
 int mss_page_welcome_prepare(mss_request *r);
@@ -36,8 +37,14 @@ int mss_page_token_revoke(mss_request *r);
 int mss_page_account(mss_request *r);
 int mss_page_password_prepare(mss_request *r);
 int mss_page_password_sent(mss_request *r);
-int mss_page_account_delete_prepare(mss_request *r);
 int mss_page_account_delete(mss_request *r);
+/* The `prepare` of forms that ask for the account's password, in their field "password", and have nothing else to do. */
+int mss_page_password_ask(mss_request *r);
+
+int mss_page_second_factor_begin(mss_request *r);
+int mss_page_second_factor_confirm(mss_request *r);
+int mss_page_second_factor_off(mss_request *r);
+int mss_page_recovery_codes(mss_request *r);
 
 int mss_page_privacy(mss_request *r);
 int mss_page_reference(mss_request *r);
@@ -52,6 +59,24 @@ void mss_page_time_text(json_t *object, const char *name, const char *text_name)
 
 /* A refusal as a page: mss_settings.problem_page. */
 int mss_page_problem(mss_request *r, int status, const char *title, const char *detail);
+
+/* ---- signing in: what entry.c and second_factor.c share ------------------------------- */
+
+/* Starts a session and sets its cookie. The session that came with the request, if any, ends: nobody else knows the new
+ * one. `verb` is for the audit. */
+MS_NODISCARD int mss_page_start_session(mss_request *r, const mss_id *account, const char *verb, ms_error *err);
+/* Counts a guess of a password or a code; 0, or the status of a refusal. One bucket per account and address: guesses
+ * from elsewhere don't lock the owner out. */
+int mss_page_limit_guesses(mss_request *r, const char *email);
+/* Answers with the page that asks for the code of a sign-in whose password was right. */
+int mss_page_sign_in_wait(mss_request *r, const mss_id *account);
+/* Answers that a sign-in has to begin again: its code came too late, or was wrong too often. */
+int mss_page_sign_in_over(mss_request *r);
+/* If the account has a second factor, the form's field "code" must be right: 0, or the status of a refusal. For what a
+ * stolen session and a password are not enough for. In the write lane. */
+int mss_page_code_ask(mss_request *r);
+
+/* ---- showing ------------------------------------------------------------------ */
 
 /* Renders `name` in the layout. Takes over `data`, and adds what every page shows: the account, its teams, the
  * form token. */

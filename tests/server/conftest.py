@@ -16,7 +16,10 @@ _names = itertools.count()
 
 # With PostgreSQL these run if MEMSCALE_SERVER_DATABASES=store, all if it is "all", none otherwise: beside the other
 # stages of `make test`, a database that crashes and recovers can take minutes.
-OF_THE_STORE = {"test_durability", "test_entry", "test_permissions", "test_postgresql", "test_runs", "test_two_servers"}
+OF_THE_STORE = {
+    "test_durability", "test_entry", "test_permissions", "test_postgresql", "test_runs", "test_second_factor",
+    "test_two_servers",
+}  # fmt: skip
 
 # A shell's background job ignores SIGINT, and so would every process that the tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -57,9 +57,9 @@ class Sqlite:
         """The test's folder goes with the test."""
 
     def sql(self, data: pathlib.Path, text: str) -> str:
-        """Past the server: the first row."""
-        with contextlib.closing(sqlite3.connect(data / "memscale.db")) as file:
-            return "|".join(map(str, file.execute(text).fetchone()))
+        """Past the server: the first row, if there is one."""
+        with contextlib.closing(sqlite3.connect(data / "memscale.db")) as file, file:
+            return "|".join(map(str, file.execute(text).fetchone() or ()))
 
 
 def find_programs() -> pathlib.Path | None:

@@ -31,8 +31,11 @@ PASSES = {
     "OPERATE": set(),  # nobody here operates the server
 }
 WHO = ["anyone", "viewer", "member", "admin", "owner", "reader", "writer", "manager"]
-# Allowed, and then the password that was sent is none.
-WRONG_PASSWORD = {("/sign-in", 401), ("/account/delete", 403)}
+# Allowed, and then the password or code that was sent is none.
+WRONG_PASSWORD = {
+    ("/sign-in", 401), ("/sign-in/code", 401), ("/account/delete", 403), ("/account/second-factor", 403),
+    ("/account/second-factor/codes", 403), ("/account/second-factor/off", 403),
+}  # fmt: skip
 TOKENS = {"reader": ["runs:read"], "writer": ["runs:write"], "manager": ["admin"]}
 
 

@@ -61,8 +61,9 @@ def wait_for(what, *arguments):
     raise AssertionError(f"in vain: {what}")
 
 
-def test_the_store_s_own_tests_pass(database: Postgres, data: pathlib.Path) -> None:
-    program = pathlib.Path(PROGRAM).parents[1] / "tests" / "server" / "test_server_sql"
+@pytest.mark.parametrize("name", ["sql", "second_factor"])
+def test_the_store_s_own_tests_pass(database: Postgres, data: pathlib.Path, name: str) -> None:
+    program = pathlib.Path(PROGRAM).parents[1] / "tests" / "server" / f"test_server_{name}"
     if not program.exists():
         pytest.skip("the C tests are not built")
     environment = {**os.environ, **database.environment(), "MEMSCALE_TEST_DATABASE": database.url(data)}

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from authenticator import pending_of, send_code, set_up
 from databases import Postgres, free_port
 from proxies import NAME, Named, Outside, Proxied, caddy, nginx, program_or_skip
 from server_support import (
@@ -101,13 +102,23 @@ def test_servers_that_start_at_once_migrate_once(database: Postgres, data: pathl
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         servers = list(pool.map(lambda _: Server(data), range(4)))
     try:
-        assert database.sql(data, "SELECT count(*), min(version) FROM schema_version") == "1|2"
+        assert database.sql(data, "SELECT count(*), min(version) FROM schema_version") == "1|3"
         keys = [server.first_key() for server in servers]
         statuses = [Client(servers[0]).get(f"/welcome/{key}").status for key in keys]
         assert sorted(statuses) == [200, 404, 404, 404]
     finally:
         for server in servers:
             server.stop()
+
+
+def test_a_code_is_accepted_by_one_of_two_servers(pair: list[Server]) -> None:
+    """A sign-in may begin at one and end at the other; of two requests with the same code at once, one gets in."""
+    authenticator, recovery = set_up(first_owner(pair))
+    for code in (authenticator.code(), recovery[0]):
+        waiting = [pending_of(Client(server).sign_in("owner@example.com")) for server in pair]
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            sent = [pool.submit(send_code, Client(pair[1 - i]), waiting[i], code) for i in range(2)]
+        assert sorted(answer.result().status for answer in sent) == [303, 401]
 
 
 def test_what_one_server_stores_the_other_knows_at_once(pair: list[Server]) -> None:

@@ -1,6 +1,7 @@
 // Walks through every page as people do: sign-up, token, live run, compare, invitation, roles, export, delete.
 // Prints one JSON line per finding, and "restart" when the server is to be started anew; ends with 0 if there is none. Called by test_browser.py:
 //     node walk.mjs URL WELCOME_KEY|dashboard FOLDER_OF_SCREENSHOTS CHROMIUM
+import { createHmac } from "node:crypto";
 import { createRequire } from "node:module";
 import { mkdirSync, readFileSync } from "node:fs";
 import { pathToFileURL } from "node:url";
@@ -57,6 +58,52 @@ const join = async (page, link, name) => {
   await page.getByLabel("Password").fill(password);
   await page.getByRole("button", { name: "Make the account" }).click();
   await page.waitForURL("**/runs");
+};
+
+// What an authenticator shows, `steps` after the present one (RFC 6238).
+const code_of = (base32, steps) => {
+  const bits = [...base32].map((letter) => "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567".indexOf(letter).toString(2).padStart(5, "0")).join("");
+  const key = Buffer.from(bits.match(/.{8}/g).map((byte) => parseInt(byte, 2))), step = Buffer.alloc(8);
+  step.writeBigUInt64BE(BigInt(Math.floor(Date.now() / 30000) + steps));
+  const digest = createHmac("sha1", key).update(step).digest();
+  return String((digest.readUInt32BE(digest[19] & 15) & 0x7fffffff) % 1_000_000).padStart(6, "0");
+};
+
+// On, in by password and code, in by recovery code, off.
+const second_factor = async (page, email) => {
+  const form = (action) => page.locator(`form[action="${action}"]`);
+  const send = async (action, fields) => {
+    for (const [name, value] of Object.entries(fields)) await form(action).locator(`input[name=${name}]`).fill(value);
+    await form(action).locator("button").click();
+  };
+  const sign_in = async () => {
+    await page.getByRole("button", { name: "Sign out" }).click();
+    await page.waitForURL("**/sign-in");
+    await send("/sign-in", { email, password });
+  };
+  await page.goto(`${url}/account`);
+  await send("/account/second-factor", { password });
+  const secret = (await page.locator("code.secret").first().textContent()).trim();
+  expect(await page.locator("svg.qr").isVisible(), "second factor", "there is no picture");
+  await check(page, "second-factor");
+  await send("/account/second-factor/confirm", { code: "000000" });
+  await check(page, "second-factor-wrong");
+  await send("/account/second-factor/confirm", { code: code_of(secret, 0) });
+  const recovery = await page.locator(".codes li").allTextContents();
+  expect(recovery.length === 10, "recovery codes", `there are ${recovery.length}`);
+  await check(page, "recovery-codes");
+  await sign_in();
+  await check(page, "sign-in-code");
+  await send("/sign-in/code", { code: "000000" });
+  await check(page, "sign-in-code-wrong");
+  await send("/sign-in/code", { code: code_of(secret, 1) });
+  await page.waitForURL("**/runs");
+  await sign_in();
+  await send("/sign-in/code", { code: recovery[0].toUpperCase() });
+  await page.waitForURL("**/account");
+  await check(page, "account-second-factor");
+  await send("/account/second-factor/off", { password, code: recovery[1] });
+  await page.getByRole("button", { name: "Set up a second factor" }).waitFor();
 };
 
 // What a training process sends.
@@ -185,6 +232,7 @@ const walk = async () => {
   await check(owner, "operator");
   await owner.getByRole("link", { name: "Account" }).click();
   await check(owner, "account");
+  await second_factor(owner, "owner@example.com");
   const [download] = await Promise.all([owner.waitForEvent("download"), owner.getByRole("link", { name: /one JSON document/ }).click()]);
   const document = JSON.parse(readFileSync(await download.path(), "utf8"));
   expect(document.account.email === "owner@example.com" && document.runs.length === 2, "export", JSON.stringify(document).slice(0, 200));

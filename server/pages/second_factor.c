@@ -54,7 +54,8 @@ static void add_coded(char *uri, const char *text)
 static void write_issuer(const mss_request *r, char *issuer, size_t room)
 {
     const char *host = strstr(mss_server_url(r->server), "://") + 3;
-    snprintf(issuer, room, "memscale %.*s", (int)strcspn(host, ":"), host);
+    size_t length = host[0] == '[' ? strcspn(host, "]") + 1 : strcspn(host, ":"); /* without the port */
+    snprintf(issuer, room, "memscale %.*s", (int)length, host);
 }
 
 /* The address that authenticators read, otpauth://totp/ISSUER:ACCOUNT?secret=BASE32&issuer=ISSUER; what it leaves out is

@@ -90,6 +90,24 @@ static void test_it_counts_from_its_confirmation_on(void **state)
     close_and_remove(sql);
 }
 
+static void test_an_account_of_an_older_program_sets_it_up(void **state)
+{
+    (void)state;
+    for (int version = 1; version < mss_sql_newest_version(); version++) {
+        mss_sql *sql;
+        ms_error err;
+        mss_totp_secret secret;
+        open_new(&sql);
+        assert_ms_ok(mss_sql_migrate_to(sql, version, &err), err);
+        script(sql, "INSERT INTO account VALUES ('a0000000000000001', 'one@x', 'n', 'h', 0, 0)");
+        assert_ms_ok(mss_sql_migrate(sql, &err), err);
+        assert_false(is_on(sql, &account));
+        set_up(sql, &secret);
+        assert_true(is_on(sql, &account));
+        close_and_remove(sql);
+    }
+}
+
 static void test_a_set_up_waits_an_hour(void **state)
 {
     (void)state;
@@ -293,6 +311,7 @@ int main(void)
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_it_counts_from_its_confirmation_on),
+        cmocka_unit_test(test_an_account_of_an_older_program_sets_it_up),
         cmocka_unit_test(test_a_set_up_waits_an_hour),
         cmocka_unit_test(test_a_code_counts_once),
         cmocka_unit_test(test_of_two_at_once_one_raises_the_step),

@@ -59,6 +59,7 @@ class Sqlite:
     def sql(self, data: pathlib.Path, text: str) -> str:
         """Past the server: the first row, if there is one."""
         with contextlib.closing(sqlite3.connect(data / "memscale.db")) as file, file:
+            file.execute("PRAGMA foreign_keys = ON")
             return "|".join(map(str, file.execute(text).fetchone() or ()))
 
 

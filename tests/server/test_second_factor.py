@@ -11,7 +11,18 @@ from collections.abc import Callable
 
 from authenticator import Authenticator, begin, code_of, codes_on, pending_of, send_code, set_up
 from databases import Postgres, Sqlite
-from server_support import PASSWORD, Client, Server, check_database, first_team, make_token, sign_up
+from server_support import (
+    PASSWORD,
+    ROOT,
+    Client,
+    Server,
+    check_database,
+    first_team,
+    make_token,
+    on_sqlite,
+    run_program,
+    sign_up,
+)
 
 
 def email_of(client: Client) -> str:
@@ -383,4 +394,39 @@ def test_it_outlives_a_restart(data: pathlib.Path) -> None:
         assert send_code(other, pending_of(other.sign_in("holder@example.com")), codes[0]).status == 303
     finally:
         second.stop()
+    check_database(data)
+
+
+@on_sqlite
+def test_a_copy_has_it_and_is_put_back(data: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    server = Server(data, "--limits", "1000000")
+    authenticator, codes = set_up(sign_up(server, server.first_key(), "holder"))
+    copy, again = tmp_path / "copy.db", tmp_path / "again"
+    assert run_program("backup", "--data", data, copy).returncode == 0
+    server.stop()
+    assert run_program("restore", "--data", again, copy).returncode == 0
+    restored = Server(again, "--limits", "1000000")
+    try:
+        for code in (codes[0], authenticator.code()):
+            client = Client(restored)
+            assert send_code(client, pending_of(client.sign_in("holder@example.com")), code).status == 303
+    finally:
+        restored.stop()
+
+
+def test_who_may_write_to_the_database_removes_it_as_the_operator_s_guide_says(
+    data: pathlib.Path, database: Sqlite | Postgres
+) -> None:
+    told = re.search(r"`(DELETE FROM second_factor [^`]*)`", (ROOT / "deploy/README.md").read_text())
+    assert told is not None
+    server = Server(data, "--limits", "1000000")
+    try:
+        set_up(sign_up(server, server.first_key(), "holder"))
+        waiting = pending_of(Client(server).sign_in("holder@example.com"))
+        database.sql(data, told[1].replace("...", "holder@example.com"))
+        assert send_code(Client(server), waiting, "000000").status == 401
+        assert Client(server).sign_in("holder@example.com").status == 303
+        assert database.sql(data, "SELECT count(*) FROM recovery_code") == "0"
+    finally:
+        server.stop()
     check_database(data)

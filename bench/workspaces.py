@@ -60,6 +60,7 @@ def _conv(name: str, size: tuple[int, ...], weight: tuple[int, ...], transposed:
 
 _conv("5", (8, 32, 20000), (32, 32, 5), padding=2)
 _conv("3x3", (4, 32, 192, 192), (32, 32, 3, 3), padding=1)
+_conv("3x3 wide", (2, 512, 14, 14), (1024, 512, 3, 3), padding=1)
 _conv("7x7", (4, 32, 96, 96), (32, 32, 7, 7), padding=3)
 _conv("1x1", (8, 128, 64, 64), (64, 128, 1, 1))
 _conv("3x3 stride 2", (4, 32, 192, 192), (64, 32, 3, 3), padding=1, stride=2)
@@ -84,6 +85,7 @@ def _layer(name: str, make: Callable[[], torch.nn.Module], *shape: int, dtype: t
 for _dtype in (torch.float32, torch.float64):
     for _kind in (torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN):
         _layer(_kind.__name__, lambda kind=_kind: kind(256, 256), 128, 32, 256, dtype=_dtype)
+    _layer("wide LSTM", lambda: torch.nn.LSTM(512, 1024), 64, 4, 512)
     _layer("LSTM of two layers and ways", lambda: torch.nn.LSTM(256, 128, 2, bidirectional=True), 128, 32, 256)
 
 

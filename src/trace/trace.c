@@ -484,8 +484,9 @@ int ms_trace_workspace(ms_trace *trace, const char *name, const ms_operand *inpu
         known = put_sizes(outputs, output_count, sizes, put_sizes(inputs, input_count, sizes, 0));
     }
     uint64_t buffers = ms__libc_buffers(name, inputs, input_count, outputs, output_count, copied, trace->threads);
-    trace->libc_buffer_bytes = ms__max_u64(trace->libc_buffer_bytes, buffers);
-    uint64_t bytes = ms_workspace_bytes(name, inputs, input_count, outputs, output_count, copied);
+    uint64_t kept = ms__libc_share_bytes(name, inputs, input_count);
+    trace->libc_buffer_bytes = ms__max_u64(trace->libc_buffer_bytes, ms__add_sat(buffers, kept));
+    uint64_t bytes = ms__sub_sat(ms_workspace_bytes(name, inputs, input_count, outputs, output_count, copied), kept);
     size_t count = split_workspace(bytes, sizes, known, pieces);
     for (size_t i = 0; i < count && rc == MS_OK; i++) {
         rc = ms_trace_born(trace, i + 1, pieces[i], err);

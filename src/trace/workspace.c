@@ -296,9 +296,10 @@ static uint64_t bilinear_bytes(const ms_operand *rows, const ms_operand *weight,
     return ms__add_sat(own, is_forward ? 0 : ms__mul_sat(ms__mul_sat(rows->size[0], places), item_bytes(rows)));
 }
 
-/* oneDNN takes these of its own allocator: copies of (time, batch, features) x (gates, features) and (gates, hidden) weights
- * in the order of its kernels, the gates of all rows in float32, and blocks of products. Measured over nine shapes on AVX2
- * (tests/c/trace/test_workspace.c). With AVX-512 the backward takes up to half of its operands. */
+/* oneDNN takes these from libc: copies of (gates, features) and (gates, hidden) weights in the order of its kernels, the gates
+ * of all (time, batch) rows in float32, and blocks of products. Measured over seven shapes on AVX2
+ * (tests/c/trace/test_workspace.c). The backward also touches the pages of the layer's workspace that the forward left
+ * alone; with them it takes up to half of its operands (bench/workspaces.py). */
 enum { RECURRENT_WEIGHTS = 105, RECURRENT_GATES = 115, BACKWARD_WEIGHTS = 220, BACKWARD_GATES = 160 };
 
 static uint64_t recurrent_bytes(const ms_operand *inputs, size_t input_count, bool backward)
@@ -316,8 +317,9 @@ static uint64_t recurrent_bytes(const ms_operand *inputs, size_t input_count, bo
 /* libc's heap keeps blocks of less than 32 MiB, and returns what is more than 64 MiB at its end (mallopt(3)). */
 static const uint64_t libc_keeps_bytes = 64 << 20;
 
-static uint64_t recurrent_kept_bytes(const workspace_rule *rule, const ms_operand *inputs, size_t input_count)
+uint64_t ms__libc_share_bytes(const char *name, const ms_operand *inputs, size_t input_count)
 {
+    const workspace_rule *rule = rule_of(name);
     if (rule == NULL || (rule->when != RECURRENT && rule->when != RECURRENT_BACKWARD)) {
         return 0;
     }
@@ -358,8 +360,7 @@ static uint64_t rule_bytes(const workspace_rule *rule, const ms_operand *inputs,
                                  percent_of(outputs, output_count, rule->results_percent));
     bool backward = rule->when == RECURRENT_BACKWARD;
     if (backward || rule->when == RECURRENT) {
-        bytes = ms__max_u64(bytes, recurrent_bytes(inputs, input_count, backward));
-        return ms__sub_sat(bytes, recurrent_kept_bytes(rule, inputs, input_count));
+        return ms__max_u64(bytes, recurrent_bytes(inputs, input_count, backward));
     }
     return ms__add_sat(bytes, ms__mul_sat(longest_dimension(&inputs[0]), rule->line_bytes));
 }
@@ -408,10 +409,6 @@ uint64_t ms__libc_buffers(const char *name, const ms_operand *inputs, size_t inp
 {
     convolution c;
     bool forward;
-    uint64_t recurrent = recurrent_kept_bytes(rule_of(name), inputs, input_count);
-    if (recurrent > 0) {
-        return recurrent;
-    }
     if ((copied & MS_WORKSPACE_UNFOLDS) == 0 ||
         !is_convolution(name, inputs, input_count, outputs, output_count, &c, &forward) || !is_image(&c) ||
         forward != is_transposed(&c)) {

@@ -14,12 +14,15 @@ uint64_t ms__workspace_bytes(const char *name, const ms_operand *inputs, size_t 
                              size_t output_count, uint32_t copied);
 
 /*
- * Bytes of the buffers that an operator takes from libc: a recurrent layer, of what oneDNN allocates, the part that libc may
- * keep; or a convolution whose images are unfolded (MS_WORKSPACE_UNFOLDS), on `threads` threads: each multiplies the columns of one image at a time, in a buffer of the image's type and one of fp32. With
+ * Bytes of the buffers that an operator takes from libc if its images are unfolded (MS_WORKSPACE_UNFOLDS), on `threads`
+ * threads: each multiplies the columns of one image at a time, in a buffer of the image's type and one of fp32. With
  * channels_last images only the first exists, so this is a bound. Measured with torch 2.13. libc's heaps keep buffers below
  * 32 MiB. Saturates.
  */
 uint64_t ms__libc_buffers(const char *name, const ms_operand *inputs, size_t input_count, const ms_operand *outputs,
                           size_t output_count, uint32_t copied, uint32_t threads);
+
+/* Of ms__workspace_bytes(), what comes from libc and may stay there after the operator: oneDNN's memory for a recurrent layer. */
+uint64_t ms__libc_share_bytes(const char *name, const ms_operand *inputs, size_t input_count);
 
 #endif

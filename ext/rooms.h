@@ -46,7 +46,8 @@
     X(trace_operators) \
     X(undo) \
     X(undo_content) \
-    X(undo_modules)
+    X(undo_modules) \
+    X(undo_signals)
 
 #define MS_EXT_DECLARE(room) int ms_ext_add_##room(PyObject *module);
 MS_EXT_ROOMS(MS_EXT_DECLARE)

@@ -365,6 +365,9 @@ static PyMethodDef undo_methods[] = {
                   "The undo pops saved-tensor hooks that are pushed from now on."),
     MS_EXT_METHOD("own_hooks", own_hooks, METH_NOARGS, "/", "() -> None",
                   "Until the undo, autograd holds saved tensors without their graph."),
+    MS_EXT_METHOD("signals", ms_ext_note_signals, METH_NOARGS, "/", "() -> None",
+                  "Until the undo, signals that Python handles wait; let_signals_in() lets those in that have come. On "
+                  "a thread that runs no handlers it does nothing."),
     {NULL, NULL, 0, NULL},
 };
 

@@ -38,6 +38,9 @@ int ms_ext_note_content(PyObject *undo, PyObject *container, PyObject *content);
 bool ms_ext_is_empty(PyObject *container);
 PyObject *ms_ext_note_empty(PyObject *undo);
 
+/* As Undo.signals(): the undo ends what undo_signals.c describes. */
+PyObject *ms_ext_note_signals(PyObject *undo, PyObject *none);
+
 /* A copy of what a container, or memory, holds; and putting it back in place. */
 PyObject *ms_ext_content_of(PyObject *container);
 int ms_ext_put_content(PyObject *container, PyObject *content);

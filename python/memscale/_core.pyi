@@ -373,6 +373,10 @@ class Undo:
         """The undo calls this function, a builtin, with these arguments."""
     def own_hooks(self) -> None:
         """Until the undo, autograd holds saved tensors without their graph."""
+    def signals(self) -> None:
+        """Until the undo, signals that Python handles wait; let_signals_in() lets those in that have come. On a thread
+        that runs no handlers it does nothing.
+        """
     def slot(self, holder: object, key: object, /) -> None:
         """Notes a dictionary's item or an object's attribute; the undo restores it, or deletes it if it is missing
         now.
@@ -672,6 +676,9 @@ def leave_inventory(
     /,
 ) -> None:
     """Puts settings, random states and grad mode back and ends modes; for Inventory.enter()."""
+
+def let_signals_in() -> None:
+    """Runs the handlers of signals that Undo.signals() holds back. Raises what they raise."""
 
 def log_drain() -> list[tuple[int, str]]:
     """Level (0 debug to 3 error) and text of the lines written since the last call."""

@@ -21,7 +21,7 @@ import json
 import logging
 import traceback
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -225,7 +225,10 @@ class MemoryProfiler:
                 with libraries_branch_on_values() if way.branches else nullcontext():
                     step.run(snapshot, args, kwargs, stepping)
 
-            standing_aside(lambda: running_eagerly(lambda: isolated(model, run), tracer.compiled_code))
+            _core.guarded(
+                _holding_signals,
+                lambda: standing_aside(lambda: running_eagerly(lambda: isolated(model, run), tracer.compiled_code)),
+            )
             graph = tracer.finish()
             if calls is not None:
                 calls.has_compiled = tracer.has_compiled
@@ -241,6 +244,13 @@ class MemoryProfiler:
             twins.forget()
         _refuse_leftovers(name, tracer, twins)
         return graph
+
+
+def _holding_signals(undo: _core.Undo, function: Callable[[], None]) -> None:
+    """Calls `function` while signals wait: what their handlers raise could end the process inside of fake tensors.
+    Layers' hooks and gradients' let them in."""
+    undo.signals()
+    function()
 
 
 @functools.cache
@@ -396,6 +406,7 @@ class _StaticStep:
         for name, layer in find_layers(self._model):
 
             def before(module: Any, args: Any, kwargs: Any, name: str = name) -> None:
+                _core.let_signals_in()
                 node = tracer.enter(name, module, args, kwargs)
                 if node is not None and self._calls is not None:
                     self._calls.note(name, tracer.calls_of(name) - 1, module, args, kwargs, tracer.places)

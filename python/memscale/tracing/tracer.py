@@ -489,6 +489,7 @@ class LiveTracer(TorchDispatchMode):
         trace = self._trace
 
         def is_final(parameter: torch.Tensor) -> None:
+            _core.let_signals_in()
             if parameter.grad is not None and parameter.grad.layout is torch.strided:
                 for storage in self._counted(parameter.grad):
                     trace.final(storage._cdata)

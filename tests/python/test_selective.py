@@ -313,7 +313,7 @@ def test_an_interrupted_forward_leaves_nothing_once_the_interrupt_is_handled(tmp
         interrupt(model, x)
         assert _get_current_dispatch_mode() is None
         assert no_hooks_left()
-        assert not executor._core.in_root() and not executor._forwards
+        assert not executor._core.in_root() and not executor._siblings._forwards
         assert_nothing_left(executor)
 
 

@@ -10,7 +10,6 @@
  * the main thread, but for the notes, which the handler writes.
  */
 #include <signal.h>
-#include <string.h>
 
 #include "rooms.h"
 #include "undo.h"
@@ -19,13 +18,13 @@ enum { SIGNALS_END = 65 }; /* beyond Linux's last */
 
 static struct sigaction theirs[SIGNALS_END];
 static bool is_held[SIGNALS_END];
-static volatile sig_atomic_t has_come[SIGNALS_END], has_any_come;
-static unsigned depth; /* calls of Undo.signals() that were not undone */
+static volatile sig_atomic_t has_come[SIGNALS_END];
+static unsigned depth;         /* calls of Undo.signals() that were not undone */
+static unsigned long main_thread; /* set by them */
 
 static void take_note(int number)
 {
     has_come[number] = 1;
-    has_any_come = 1;
 }
 
 static void hold_back(int number)
@@ -62,7 +61,6 @@ static PyObject *end_hold(PyObject *module, PyObject *none)
         for (int number = 1; number < SIGNALS_END; number++) {
             let_go(number);
         }
-        has_any_come = 0;
         for (int number = 1; number < SIGNALS_END; number++) {
             send_again(number);
         }
@@ -119,6 +117,7 @@ PyObject *ms_ext_note_signals(PyObject *undo, PyObject *none)
     Py_XDECREF(end);
     Py_XDECREF(empty);
     if (rc == 0 && depth++ == 0) {
+        main_thread = PyThread_get_thread_ident();
         rc = hold_all();
     }
     /* Python has taken note of some already: their handlers run here, and not between two bytecodes of the trace. */
@@ -129,20 +128,16 @@ static PyObject *let_signals_in(PyObject *module, PyObject *none)
 {
     (void)module;
     (void)none;
-    if (depth == 0 || !has_any_come) {
+    if (depth == 0 || PyThread_get_thread_ident() != main_thread) {
         Py_RETURN_NONE;
     }
-    int is_main = is_main_thread();
-    int rc = is_main < 0 ? -1 : 0;
-    if (is_main > 0) {
-        has_any_come = 0;
-        for (int number = 1; rc == 0 && number < SIGNALS_END; number++) {
-            if (is_held[number] && has_come[number]) {
-                let_go(number);
-                send_again(number);
-                rc = PyErr_CheckSignals();
-                hold_back(number);
-            }
+    int rc = 0;
+    for (int number = 1; rc == 0 && number < SIGNALS_END; number++) {
+        if (is_held[number] && has_come[number]) {
+            let_go(number);
+            send_again(number);
+            rc = PyErr_CheckSignals();
+            hold_back(number);
         }
     }
     return rc == 0 ? Py_NewRef(Py_None) : NULL;

@@ -20,7 +20,7 @@ static int add_steps(mss_request *r, json_t *run, ms_error *err)
     return rc;
 }
 
-/* What is stored of an account under each name, but for the account's own row and its runs' steps. */
+/* Adds the lists of an account, and its second factor. The caller adds the account's row and the steps of runs. */
 static int add_rows(mss_request *r, json_t *all, ms_error *err)
 {
     static const struct {

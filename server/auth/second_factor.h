@@ -21,7 +21,7 @@ enum { MSS_RECOVERY_CODES = 10, MSS_PENDING_TRIES = 5 };
 #define MSS_SETUP_MS ((int64_t)60 * 60 * 1000)
 #define MSS_PENDING_MS ((int64_t)5 * 60 * 1000)
 
-/* What a code turned out to be. */
+/* The kinds of codes. */
 typedef enum mss_code_kind { MSS_CODE_WRONG, MSS_CODE_OF_AUTHENTICATOR, MSS_CODE_OF_RECOVERY } mss_code_kind;
 
 /* ---- set-up ------------------------------------------------------------------- */
@@ -53,7 +53,7 @@ MS_NODISCARD int mss_second_factor_use(mss_sql *sql, const mss_id *account, cons
 /* ---- sign-ins that wait for a code ----------------------------------------------- */
 
 typedef struct mss_pending {
-    mss_id account; /* empty: there is no such sign-in, it has expired, or it had all its tries */
+    mss_id account; /* empty if there is no such sign-in, if it has expired, or if no try is left */
     char email[256];
     int64_t tries_left;
 } mss_pending;

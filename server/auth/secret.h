@@ -47,8 +47,8 @@ typedef struct mss_short_code {
 } mss_short_code;
 void mss_short_code_new(mss_short_code *code);
 
-/* What a person meant who typed a code: in lower case, without blanks and dashes, with 1 and 0 for the letters that
- * look like them. Empty if it is longer than any code. */
+/* Reads a code that a person typed: letters become lower case, blanks and dashes go, and letters that look like 1 and 0
+ * become these. The result is empty if it is longer than any code. */
 typedef struct mss_typed_code {
     char text[17];
 } mss_typed_code;

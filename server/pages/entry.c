@@ -97,6 +97,15 @@ int mss_page_start_session(mss_request *r, const mss_id *account, const char *ve
     return rc;
 }
 
+int mss_page_start_only_session(mss_request *r, const mss_id *account, const char *verb, ms_error *err)
+{
+    int rc = mss_sql_run(r->sql, MSS_SESSION_DELETE_ALL, MSS_WITH(MSS_TEXT(account->text)), NULL, err);
+    if (rc == MS_OK) {
+        rc = mss_pending_end_all(r->sql, account, err);
+    }
+    return rc == MS_OK ? mss_page_start_session(r, account, verb, err) : rc;
+}
+
 /* The password was right. What it is worth alone is decided here, behind it: who doesn't know it learns nothing. */
 int mss_page_sign_in_sent(mss_request *r)
 {
@@ -369,13 +378,7 @@ int mss_page_password_sent(mss_request *r)
     int rc = mss_sql_run(r->sql, MSS_ACCOUNT_SET_PASSWORD, MSS_WITH(MSS_TEXT(r->password_hash), MSS_TEXT(account.text)),
                          NULL, &err);
     if (rc == MS_OK) {
-        rc = mss_sql_run(r->sql, MSS_SESSION_DELETE_ALL, MSS_WITH(MSS_TEXT(account.text)), NULL, &err);
-    }
-    if (rc == MS_OK) {
-        rc = mss_pending_end_all(r->sql, &account, &err);
-    }
-    if (rc == MS_OK) {
-        rc = mss_page_start_session(r, &account, "password changed", &err);
+        rc = mss_page_start_only_session(r, &account, "password changed", &err);
     }
     return rc == MS_OK ? mss_answer_redirect(r, "/account") : mss_answer_failure(r, &err);
 }

@@ -65,6 +65,8 @@ int mss_page_problem(mss_request *r, int status, const char *title, const char *
 /* Starts a session and sets its cookie. The session that came with the request, if any, ends: nobody else knows the new
  * one. `verb` is for the audit. */
 MS_NODISCARD int mss_page_start_session(mss_request *r, const mss_id *account, const char *verb, ms_error *err);
+/* The same, after the end of all sessions of the account and of its sign-ins that wait for a code. */
+MS_NODISCARD int mss_page_start_only_session(mss_request *r, const mss_id *account, const char *verb, ms_error *err);
 /* Counts a guess of a password or a code; 0, or the status of a refusal. One bucket per account and address: guesses
  * from elsewhere don't lock the owner out. */
 int mss_page_limit_guesses(mss_request *r, const char *email);
@@ -72,8 +74,8 @@ int mss_page_limit_guesses(mss_request *r, const char *email);
 int mss_page_sign_in_wait(mss_request *r, const mss_id *account);
 /* Answers that a sign-in has to begin again: its code came too late, or was wrong too often. */
 int mss_page_sign_in_over(mss_request *r);
-/* If the account has a second factor, the form's field "code" must be right: 0, or the status of a refusal. For what a
- * stolen session and a password are not enough for. In the write lane. */
+/* If the account has a second factor, the form's field "code" must be right: 0, or the status of a refusal. It guards
+ * what a stolen session and a password must not be enough for. In the write lane. */
 int mss_page_code_ask(mss_request *r);
 
 /* ---- showing ------------------------------------------------------------------ */

@@ -13,7 +13,8 @@ enum { URI_BYTES = 2048, QR_EDGE = 4 };
 
 /* ---- checks --------------------------------------------------------------------- */
 
-int mss_page_code_ask(mss_request *r)
+/* 0 if the form's code is right, or if there is no second factor and it `may_be_off`; else the status of a refusal. */
+static int check_code(mss_request *r, bool may_be_off)
 {
     ms_error err;
     bool is_on = false;
@@ -25,18 +26,15 @@ int mss_page_code_ask(mss_request *r)
     if (rc != MS_OK) {
         return mss_answer_failure(r, &err);
     }
-    return is_on && kind == MSS_CODE_WRONG ? mss_answer_problem(r, 403, "This code is wrong, or was used already.") : 0;
+    if (!is_on) {
+        return may_be_off ? 0 : mss_answer_problem(r, 409, "There is no second factor.");
+    }
+    return kind == MSS_CODE_WRONG ? mss_answer_problem(r, 403, "This code is wrong, or was used already.") : 0;
 }
 
-/* 0 if the second factor is on and the form's code is right. */
-static int need_code(mss_request *r)
+int mss_page_code_ask(mss_request *r)
 {
-    ms_error err;
-    bool is_on = false;
-    if (mss_second_factor_is_on(r->sql, &r->who.account, &is_on, &err) != MS_OK) {
-        return mss_answer_failure(r, &err);
-    }
-    return is_on ? mss_page_code_ask(r) : mss_answer_problem(r, 409, "There is no second factor.");
+    return check_code(r, true);
 }
 
 /* ---- set-up ------------------------------------------------------------------- */
@@ -50,7 +48,7 @@ static void add_coded(char *uri, const char *text)
     }
 }
 
-/* What authenticators call this account: people may have accounts on several servers. */
+/* Names this server for authenticators, because people may have accounts on several. */
 static void write_issuer(const mss_request *r, char *issuer, size_t room)
 {
     const char *host = strstr(mss_server_url(r->server), "://") + 3;
@@ -139,7 +137,7 @@ static int answer_unconfirmed(mss_request *r)
                : mss_answer_problem(r, 409, "Nothing waits to be confirmed: begin again on the page \"Account\".");
 }
 
-/* Every session of the account ends: they began without the second factor. So do sign-ins that wait for nothing more. */
+/* Every session of the account ends: they began without the second factor. */
 int mss_page_second_factor_confirm(mss_request *r)
 {
     ms_error err;
@@ -150,10 +148,7 @@ int mss_page_second_factor_confirm(mss_request *r)
         return answer_unconfirmed(r);
     }
     if (rc == MS_OK) {
-        rc = mss_sql_run(r->sql, MSS_SESSION_DELETE_ALL, MSS_WITH(MSS_TEXT(account.text)), NULL, &err);
-    }
-    if (rc == MS_OK) {
-        rc = mss_page_start_session(r, &account, "second factor set up", &err);
+        rc = mss_page_start_only_session(r, &account, "second factor set up", &err);
     }
     return rc == MS_OK ? show_new_codes(r) : mss_answer_failure(r, &err);
 }
@@ -163,7 +158,7 @@ int mss_page_second_factor_confirm(mss_request *r)
 int mss_page_recovery_codes(mss_request *r)
 {
     ms_error err;
-    int status = need_code(r);
+    int status = check_code(r, false);
     if (status != 0) {
         return status;
     }
@@ -175,7 +170,7 @@ int mss_page_second_factor_off(mss_request *r)
 {
     ms_error err;
     mss_id account = r->who.account;
-    int status = need_code(r);
+    int status = check_code(r, false);
     if (status != 0) {
         return status;
     }

@@ -302,9 +302,12 @@ static uint64_t bilinear_bytes(const ms_operand *rows, const ms_operand *weight,
  * alone; with them it takes up to half of its operands (bench/workspaces.py). */
 enum { RECURRENT_WEIGHTS = 105, RECURRENT_GATES = 115, BACKWARD_WEIGHTS = 220, BACKWARD_GATES = 160 };
 
-static uint64_t recurrent_bytes(const ms_operand *inputs, size_t input_count, bool backward)
+/* 0 for rules of other operators. */
+static uint64_t recurrent_bytes(const workspace_rule *rule, const ms_operand *inputs, size_t input_count)
 {
-    if (input_count < 3 || inputs[0].rank != 3 || inputs[1].rank != 2 || inputs[0].size[2] == 0) {
+    bool backward = rule->when == RECURRENT_BACKWARD;
+    if ((!backward && rule->when != RECURRENT) || input_count < 3 || inputs[0].rank != 3 || inputs[1].rank != 2 ||
+        inputs[0].size[2] == 0) {
         return 0;
     }
     uint64_t rows = ms__operand_elements(&inputs[0]) / inputs[0].size[2];
@@ -320,10 +323,7 @@ static const uint64_t libc_keeps_bytes = 64 << 20;
 uint64_t ms__libc_share_bytes(const char *name, const ms_operand *inputs, size_t input_count)
 {
     const workspace_rule *rule = rule_of(name);
-    if (rule == NULL || (rule->when != RECURRENT && rule->when != RECURRENT_BACKWARD)) {
-        return 0;
-    }
-    return ms__min_u64(recurrent_bytes(inputs, input_count, rule->when == RECURRENT_BACKWARD), libc_keeps_bytes);
+    return rule == NULL ? 0 : ms__min_u64(recurrent_bytes(rule, inputs, input_count), libc_keeps_bytes);
 }
 
 /* As if no element were zero. */
@@ -358,10 +358,7 @@ static uint64_t rule_bytes(const workspace_rule *rule, const ms_operand *inputs,
     }
     uint64_t bytes = ms__add_sat(percent_of(inputs, input_count, rule->operands_percent),
                                  percent_of(outputs, output_count, rule->results_percent));
-    bool backward = rule->when == RECURRENT_BACKWARD;
-    if (backward || rule->when == RECURRENT) {
-        return ms__max_u64(bytes, recurrent_bytes(inputs, input_count, backward));
-    }
+    bytes = ms__max_u64(bytes, recurrent_bytes(rule, inputs, input_count));
     return ms__add_sat(bytes, ms__mul_sat(longest_dimension(&inputs[0]), rule->line_bytes));
 }
 

@@ -22,7 +22,8 @@ uint64_t ms__workspace_bytes(const char *name, const ms_operand *inputs, size_t 
 uint64_t ms__libc_buffers(const char *name, const ms_operand *inputs, size_t input_count, const ms_operand *outputs,
                           size_t output_count, uint32_t copied, uint32_t threads);
 
-/* Of ms__workspace_bytes(), what comes from libc and may stay there after the operator: oneDNN's memory for a recurrent layer. */
+/* The part of ms__workspace_bytes() that libc may keep after the operator: oneDNN takes the memory of recurrent layers
+ * from libc. */
 uint64_t ms__libc_share_bytes(const char *name, const ms_operand *inputs, size_t input_count);
 
 #endif

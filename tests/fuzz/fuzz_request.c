@@ -21,7 +21,7 @@ static void check_pairs(const char *text, size_t length)
     mss_pairs_free(&pairs);
 }
 
-/* What was read reads the same again. */
+/* Reading a code again changes nothing. */
 static void check_code(const char *text)
 {
     mss_typed_code code, again;

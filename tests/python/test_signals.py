@@ -156,7 +156,7 @@ _INTERRUPTED = textwrap.dedent(
     def build():
         torch.manual_seed(0)
         block = lambda: nn.Sequential(nn.BatchNorm1d(64), nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64))
-        return nn.Sequential(block(), nn.ModuleList([block() for _ in range(3)]).__getitem__(0), nn.Linear(64, 8))
+        return nn.Sequential(block(), block(), nn.Linear(64, 8))
 
     x, y = torch.randn(16, 64), torch.randint(8, (16,))
 

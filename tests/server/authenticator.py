@@ -39,7 +39,7 @@ class Authenticator:
         return code_of(self.base32, step)
 
     def wrong_code(self) -> str:
-        """Six digits that are no code of any step near the present one."""
+        """Six digits that no step near the present one has."""
         present = int(time.time()) // STEP_S
         near = {code_of(self.base32, step) for step in range(present - 10, present + 11)}
         return next(code for code in (f"{number:06d}" for number in range(1000)) if code not in near)

@@ -66,17 +66,17 @@ class Suite:
         return self._rows
 
     def _run_peers(self) -> None:
-        self._fastest = run(self._name, "plain", steps=self._steps)
-        unmodified = {"unmodified": self._fastest}
-        fastest = ""
-        for allocator, library in installed().items():
-            outcome = run(self._name, "plain", steps=self._steps, allocator=library)
-            unmodified[f"unmodified, {allocator}"] = outcome
-            if outcome.finished and not (self._fastest.finished and _seconds(self._fastest) <= _seconds(outcome)):
-                self._fastest, self._library, fastest = outcome, library, f", {allocator}"
+        libraries: dict[str, str | None] = {"": None}
+        libraries |= {f", {allocator}": library for allocator, library in installed().items()}
+        unmodified = {
+            label: run(self._name, "plain", steps=self._steps, allocator=library)
+            for label, library in libraries.items()
+        }
+        fastest = min(unmodified, key=lambda label: _seconds(unmodified[label]))
+        self._fastest, self._library = unmodified[fastest], libraries[fastest]
         for label, outcome in unmodified.items():
-            self._note(outcome, self._fastest, label)
-        allocators: dict[str, str | None] = {"": None, fastest: self._library}
+            self._note(outcome, self._fastest, f"unmodified{label}")
+        allocators = {"": None, fastest: self._library}
         for label, preloaded in allocators.items():
             outcome, peer = self._beside_unmodified("hf", allocator=preloaded)
             row = self._note(outcome, peer, f"HF{label}")
@@ -180,7 +180,8 @@ def _ratio(outcome: Run, peer: Run) -> float:
 
 
 def _seconds(outcome: Run) -> float:
-    return float(outcome.result["step_seconds"])
+    """Of a step; infinite if the run did not finish."""
+    return float(outcome.result["step_seconds"]) if outcome.finished else math.inf
 
 
 def _words(outcome: Run) -> str:

@@ -105,6 +105,7 @@ def _passes(module: torch.nn.Module, width: int, like: torch.Tensor) -> bool:
 
 
 def _try(undo: Any, module: torch.nn.Module, width: int, like: torch.Tensor) -> bool:
+    undo.signals()  # what their handlers raise could end the process inside of fake tensors
     Snapshot(module, undo)
     without_modes(undo)
     undo.slot(_torch_log.__dict__, "disabled")

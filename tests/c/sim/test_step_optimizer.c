@@ -505,7 +505,7 @@ static void the_callers_choices_are_part_of_every_step(void **state)
     assert_int_equal(streamed.peak_bytes, fixture_simulate(f, keep, 0).peak_bytes);
 }
 
-/* Those of torch's update are as large as the parameters; those of an update in pieces are one piece's. */
+/* torch's update takes temporaries as large as the parameters, an update in pieces those of one piece. */
 static void temporaries_of_the_state_that_stays(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* Codes of an authenticator: RFC 6238's own, the tolerance, replay, and what is no code. */
+/* Codes of an authenticator: those of RFC 6238, the tolerance, replay, and texts that are not codes. */
 #include "auth/secret.h"
 #include "auth/totp.h"
 #include "test_common.h"

@@ -8,8 +8,10 @@
 #include "offload_fixture.h"
 #include "offload_hold.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
+#include <poll.h>
 #include <sys/ioctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -82,13 +84,26 @@ static bool fetches_are_queued(void)
     return tested->from_device && tested->tier == MS_TIER_HOST && !tested->no_pinning;
 }
 
-/* Waits until the device has been asked for the fetch, which is when a hang can begin to show: on a busy machine a
- * worker may need longer for that than a wait here lasts. */
-static void wait_for_fetch(ms_offload *engine, ms_ticket ticket)
+/* Waits until a transfer hangs, which a busy machine may need longer for than a wait here lasts: a lane may have taken
+ * the transfer without having touched the pages yet (it reads a compressed file first). */
+static void wait_for_hang(int device, ms_offload *engine)
+{
+    if (device == DOUBLE) {
+        wait_for_lane(engine);
+        return;
+    }
+    struct pollfd faults = {.fd = device, .events = POLLIN};
+    while (poll(&faults, 1, -1) < 0) {
+        assert_int_equal(errno, EINTR);
+    }
+}
+
+/* The same for a fetch. */
+static void wait_for_fetch(int device, ms_offload *engine, ms_ticket ticket)
 {
     ms_error err = {0};
     if (!fetches_are_queued()) {
-        wait_for_lane(engine);
+        wait_for_hang(device, engine);
         return;
     }
     int rc;
@@ -119,7 +134,7 @@ static void a_hanging_store_is_reported_and_can_be_dropped(void **state)
     begin_hanging(device, engine);
     uint64_t begun_ns = ms_now_ns();
     assert_ms_ok(ms_offload_store(engine, pages, 64 * KIB, 64 * KIB, &ticket, &err), err);
-    wait_for_lane(engine);
+    wait_for_hang(device, engine);
     assert_ms_fails(ms_offload_wait(engine, ticket, &err), MS_ETIMEDOUT, err,
                     "a transfer of 65.54 kB did not end within 60.00 ms");
     assert_non_null(strstr(err.text, tested->tier == MS_TIER_DISK ? spill_dir : "host tier"));
@@ -159,7 +174,7 @@ static void a_hanging_fetch_is_reported_and_can_be_awaited_again(void **state)
     assert_ms_ok(ms_offload_wait(engine, ticket, &err), err);
     begin_hanging(device, engine);
     assert_ms_ok(ms_offload_fetch(engine, ticket, pages, 64 * KIB, &err), err);
-    wait_for_fetch(engine, ticket);
+    wait_for_fetch(device, engine, ticket);
     assert_ms_fails(ms_offload_wait(engine, ticket, &err), MS_ETIMEDOUT, err, "did not end");
     assert_int_equal(ms_offload_state(engine, ticket), fetches_are_queued() ? MS_TICKET_FETCHED : MS_TICKET_FETCHING);
     stop_hanging(device, engine);
@@ -189,7 +204,7 @@ static void a_hanging_fetch_can_be_dropped(void **state)
     assert_ms_ok(ms_offload_wait(engine, ticket, &err), err);
     begin_hanging(device, engine);
     assert_ms_ok(ms_offload_fetch(engine, ticket, pages, 64 * KIB, &err), err);
-    wait_for_fetch(engine, ticket);
+    wait_for_fetch(device, engine, ticket);
     uint64_t begun_ns = ms_now_ns();
     ms_offload_drop(engine, ticket);
     assert_true(were_bounded(begun_ns));
@@ -229,7 +244,7 @@ static int close_while_hanging(void)
         ms_offload_store(engine, pages, 64 * KIB, 64 * KIB, &ticket, NULL) != MS_OK) {
         return 1;
     }
-    wait_for_lane(engine);
+    wait_for_hang(device, engine);
     if (ms_offload_wait(engine, ticket, NULL) != MS_ETIMEDOUT) {
         return 1;
     }
@@ -288,7 +303,7 @@ static int exit_while_hanging(void)
         ms_offload_store(engine, pages, 64 * KIB, 64 * KIB, &ticket, NULL) != MS_OK) {
         return 1;
     }
-    wait_for_lane(engine);
+    wait_for_hang(device, engine);
     return 0;
 }
 

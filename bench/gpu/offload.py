@@ -52,7 +52,9 @@ FULL_TUNING: dict[str, dict[str, Any]] = {
 }
 OF_LARGEST = {models.LARGEST: ("state in host memory", "16 GB", "8 GB"), models.BF16: ("state in host memory", "24 GB")}
 OTHERS = ("HF checkpointing", "save_on_cpu", "TRL offload")
-COMPILED = "memory budget under compile"  # for one model only: compiling takes most of a minute
+COMPILED = "compiled"  # in place of a model: the rows of bench/compiled.py
+COMPILED_SIZES = {"layers": 12, "width": 1024, "batch": 16, "length": 1024, "steps": 8}
+SMALL_COMPILED_SIZES = {"layers": 3, "width": 64, "batch": 4, "length": 128, "steps": 3}
 # Goals: errors of predicted peaks, and the step time with offload over the unmodified step's.
 MEDIAN_ERROR, WORST_ERROR, OFFLOAD_RATIO = 0.03, 0.08, 1.05
 STEPS, WARM_STEPS = 6, 3
@@ -80,11 +82,6 @@ def other_way(name: str, model: Any) -> Any:
         from trl.models.activation_offloading import OffloadActivations
 
         return OffloadActivations()
-    elif name == COMPILED:
-        import torch._functorch.config as functorch
-
-        functorch.activation_memory_budget = 0.5
-        model.compile()
     return contextlib.nullcontext()
 
 
@@ -235,7 +232,7 @@ def variants_of(name: str, chosen: list[str]) -> list[str]:
     others = OTHERS[:1] if name == models.LARGE else OTHERS
     if name in OF_LARGEST:
         return ["unmodified", *OF_LARGEST[name]]
-    every = ["unmodified", "unmodified again", *WRAPPED, *others, *([COMPILED] if name == models.NAMES[0] else [])]
+    every = ["unmodified", "unmodified again", *WRAPPED, *others]
     return [variant for variant in every if not chosen or variant in ("unmodified", *chosen)]
 
 
@@ -396,6 +393,24 @@ def compared(answers: list[dict[str, Any]]) -> dict[str, Any]:
     return runs
 
 
+# ---- compiled layers ----------------------------------------------------------------------------------------------
+
+
+def compiled_rows(is_small: bool, left_s: float) -> dict[str, Any]:
+    """What bench/compiled.py writes for the card: its rows, their table, and a line for each missed goal."""
+    sizes = SMALL_COMPILED_SIZES if is_small else COMPILED_SIZES
+    program = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "compiled.py")
+    failure = "it failed"
+    with tempfile.NamedTemporaryFile("r") as told:
+        options = ["--device=cuda", f"--json={told.name}", *(f"--{name}={size}" for name, size in sizes.items())]
+        try:
+            subprocess.run([sys.executable, program, *options], check=False, timeout=max(left_s, 1))
+        except subprocess.TimeoutExpired:
+            failure = "not run: the time is over"
+        text = told.read()
+    return dict(json.loads(text)) if text else {"rows": {}, "table": [], "missed": [failure]}
+
+
 # ---- the results --------------------------------------------------------------------------------------------------
 
 
@@ -473,6 +488,9 @@ def page(found: dict[str, Any]) -> str:
         share = runs.get("offload", {}).get("overlapped_share")
         if share is not None:
             lines.append(f"| {name} | offload: copies beside kernels | {share:.0%} | | | | | |")
+    if found["compiled"]:
+        lines += ["", "Layers compiled one by one, times as ratios to the first row's (bench/compiled.py):", ""]
+        lines += found["compiled"]["table"]
     lines += ["", "Missed:" if found["missed"] else "All goals were met.", ""]
     return "\n".join(lines + [f"- {line}" for line in found["missed"]]).rstrip() + "\n"
 
@@ -489,11 +507,16 @@ def measure(names: list[str], is_small: bool, runs: str, limit_s: float) -> dict
         part: {key: value for told in child([part, size], ends - time.monotonic()) for key, value in told.items()}
         for part in ("copies", "rates", "engine")
     }
-    found = {}
+    found, compiled = {}, {}
     for name in names:
+        left_s = ends - time.monotonic()
+        if name == COMPILED:
+            compiled = compiled_rows(is_small, left_s)
+            continue
         share = LARGE_SHARE if name == models.LARGE and len(names) > 1 else 1.0
-        found[name] = compared(child(["train", name, size, runs], share * (ends - time.monotonic())))
+        found[name] = compared(child(["train", name, size, runs], share * left_s))
     missed = [f"{part}: {told['error']}" for part, told in parts.items() if "error" in told] + missed_goals(found)
+    missed += [f"{COMPILED}: {line}" for line in compiled.get("missed", [])]
     return {
         "gpu": torch.cuda.get_device_name(0),
         "torch": torch.__version__,
@@ -501,6 +524,7 @@ def measure(names: list[str], is_small: bool, runs: str, limit_s: float) -> dict
         "memscale": importlib.metadata.version("memscale"),
         **parts,
         "models": found,
+        "compiled": compiled,
         "missed": missed,
     }
 

@@ -8,11 +8,19 @@ from typing import Any
 
 import pytest
 
-_FILE = pathlib.Path(__file__).resolve().parents[2] / "bench" / "gpu" / "offload.py"
-_spec = importlib.util.spec_from_file_location("gpu_bench", _FILE)
-assert _spec is not None and _spec.loader is not None
-bench = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(bench)
+_BENCH = pathlib.Path(__file__).resolve().parents[2] / "bench"
+
+
+def _load(name: str, place: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, _BENCH / place)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+bench = _load("gpu_bench", "gpu/offload.py")
+compiled = _load("compiled_bench", "compiled.py")
 
 
 def run(**changes: Any) -> dict[str, Any]:
@@ -96,6 +104,49 @@ def test_the_page_says_what_was_missed():
         "copies": {},
         "engine": {},
         "models": {"gpt2": {"offload": run()}},
+        "compiled": {},
     }
     assert "All goals were met." in bench.page({**found, "missed": []})
     assert "Missed:\n\n- gpt2" in bench.page({**found, "missed": ["gpt2, offload: gradients differ"]})
+
+
+def compiled_rows(**changes: Any) -> dict[str, Any]:
+    """Rows that meet all goals, except for `changes` in those of memscale."""
+
+    def row(**figures: Any) -> dict[str, Any]:
+        ratios = dict.fromkeys(("step", "cpu", "first", "first_cpu"), 1.0)
+        return {"ratios": ratios, "same": True, "peak": 100, "first_peak": 100, "predicted": None, **figures}
+
+    def ours(**figures: Any) -> dict[str, Any]:
+        made = row(**figures)
+        changed = changes.get("ratios", {})
+        return {**made, **changes, "ratios": {**made["ratios"], **changed}}
+
+    rows = {compiled.PLAIN: row(), compiled.NOTHING_TO_DO: ours()}
+    for share in compiled.SHARES:
+        rows[f"activation_memory_budget {share}"] = row(same=False)
+        rows[f"memscale, the peak of {share}"] = ours(budget=100)
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"same": False}, "memscale, nothing to do: losses or gradients differ"),
+        ({"ratios": {"step": 1.03}}, "memscale, nothing to do: 1.03 times the step"),
+        ({"ratios": {"step": 1.01}}, "memscale, the peak of 0.5: 1.01 times the step of torch's own"),
+        ({"ratios": {"first": 1.16}}, "memscale, the peak of 0.25: 1.16 times the first step"),
+        ({"first_peak": 101}, "memscale, the peak of 0.75: over its budget"),
+        ({"error": "BudgetInfeasibleError: no plan"}, "memscale, the peak of 0.25: BudgetInfeasibleError: no plan"),
+    ],
+)
+def test_each_goal_that_compiled_layers_miss_gets_a_line(changes, line):
+    missed = compiled.missed_goals(compiled_rows(**changes))
+    assert line in missed, missed
+
+
+def test_compiled_layers_that_meet_all_goals_miss_none():
+    rows = compiled_rows()
+    assert compiled.missed_goals(rows) == []
+    assert len(compiled.table(rows)) == 2 + len(rows)
+    assert "| compiled | - | 0 | - | 1.00 |" in compiled.table(rows)[2]

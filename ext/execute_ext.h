@@ -35,6 +35,7 @@
 /* Names and objects of torch, looked up when the first Execution is made. */
 typedef struct ms_torch {
     PyObject *tensor_type, *parameter_type;
+    PyObject *use_count; /* of storages, with owners in C++; NULL: this torch doesn't tell */
     PyObject *detach, *untyped_storage, *stride, *storage_offset, *is_conj, *is_neg, *set_, *copy_, *new_empty_strided,
         *tensor_data_ptr; /* methods */
     PyObject *weak_ref, *nbytes, *data_ptr;                                   /* of storages */
@@ -192,7 +193,8 @@ int ms_ext_device_lend(const ms_execution *execution, const ms_memory *memory, P
 
 /* ---- Region --------------------------------------------------------------------- */
 
-enum { MS_EXT_WAITING_MAX = 4 };
+/* A compiled layer saves all of its tensors at once. */
+enum { MS_EXT_WAITING_MAX = 64, MS_EXT_UNREAD_MAX = 4 };
 
 /* One hooked call of a layer. Holds its frame; handles and hooks hold the region. */
 typedef struct ms_region {
@@ -203,8 +205,8 @@ typedef struct ms_region {
     PyObject *waiting[MS_EXT_WAITING_MAX]; /* handles; an operator has yet to write their tensors */
     size_t waiting_count;
     uint64_t waiting_since; /* the operator that saved them */
-    PyObject *unread[MS_EXT_WAITING_MAX]; /* saved tensors; an operator has yet to write them */
-    uint32_t unread_slots[MS_EXT_WAITING_MAX];
+    PyObject *unread[MS_EXT_UNREAD_MAX]; /* saved tensors; an operator has yet to write them */
+    uint32_t unread_slots[MS_EXT_UNREAD_MAX];
     size_t unread_count;
     uint64_t unread_since; /* the operator that saved them */
     uint64_t last_operator; /* 1 + the operator after which a replay stops; 0: not known yet */

@@ -117,7 +117,7 @@ PyObject *ms_ext_offload(ms_region *region, PyObject *tensor, ms_movable *what)
 {
     PyObject *source = tensor;
     Py_INCREF(source);
-    int piece = ms_ext_is_piece(tensor, what);
+    int piece = what->is_final ? 0 : ms_ext_is_piece(tensor, what);
     if (piece == 1) {
         Py_DECREF(source);
         /* A copy only to find out whether it is two-valued costs too much. */

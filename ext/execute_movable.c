@@ -13,6 +13,7 @@ int ms_ext_look_behind(PyObject *tensor, ms_movable *what)
     }
     PyObject *number = PyObject_CallFunctionObjArgs(ms_ext_torch()->nbytes, what->storage, NULL);
     what->bytes = number != NULL ? PyLong_AsUnsignedLongLong(number) : 0;
+    what->is_final = false;
     Py_XDECREF(number);
     if (PyErr_Occurred() != NULL) {
         PyErr_Clear();
@@ -66,6 +67,19 @@ int ms_ext_is_piece(PyObject *tensor, const ms_movable *what)
     Py_XDECREF(base);
     Py_XDECREF(number);
     return PyErr_Occurred() != NULL ? -1 : bytes < what->bytes;
+}
+
+uint64_t ms_ext_owners_of(PyObject *storage)
+{
+    const ms_torch *t = ms_ext_torch();
+    PyObject *address = t->use_count != NULL ? PyObject_GetAttr(storage, t->n_cdata) : NULL;
+    PyObject *count = address != NULL ? PyObject_CallFunctionObjArgs(t->use_count, address, NULL) : NULL;
+    uint64_t owners = count != NULL ? PyLong_AsUnsignedLongLong(count) : UINT64_MAX;
+    Py_XDECREF(address);
+    Py_XDECREF(count);
+    owners = PyErr_Occurred() != NULL ? UINT64_MAX : owners;
+    PyErr_Clear();
+    return owners;
 }
 
 /* A copy with the same strides in its own storage, which replaces the one in `what`; NULL with an exception. */

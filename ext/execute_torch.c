@@ -72,6 +72,8 @@ static int look_up_objects(PyObject *torch)
             return -1;
         }
     }
+    t->use_count = look_up(torch, "_C._storage_Use_Count");
+    PyErr_Clear();
     return 0;
 }
 

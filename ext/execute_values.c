@@ -95,7 +95,7 @@ static bool may_have_gaps(const ms_region *region, PyObject *tensor)
 
 static int read_later(ms_region *region, uint32_t slot, PyObject *tensor)
 {
-    if (region->unread_count < MS_EXT_WAITING_MAX) {
+    if (region->unread_count < MS_EXT_UNREAD_MAX) {
         region->unread_since = ms_ext_operator_now();
         Py_INCREF(tensor);
         region->unread_slots[region->unread_count] = slot;

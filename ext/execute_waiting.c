@@ -4,12 +4,13 @@
  */
 #include "execute_waiting.h"
 
-static void send_one(ms_region *region, ms_saved *saved)
+static void send_one(ms_region *region, ms_saved *saved, bool is_final)
 {
     ms_movable what;
     PyObject *sent = NULL;
     bool is_same = ms_ext_version_or_none(saved->tensor) == saved->version;
     if (is_same && ms_ext_is_movable(region->execution, saved->tensor, &what)) {
+        what.is_final = is_final;
         sent = ms_ext_offload(region, saved->tensor, &what);
         PyErr_Clear();
     }
@@ -20,15 +21,58 @@ static void send_one(ms_region *region, ms_saved *saved)
     }
 }
 
+/* The storage of a tensor and its owners without this function; identity 0 if it isn't known. */
+typedef struct owned {
+    uintptr_t identity;
+    uint64_t owners;
+    bool is_piece;
+} owned;
+
+static owned look_at(PyObject *handle)
+{
+    PyObject *tensor = ((ms_saved *)handle)->tensor;
+    ms_movable what = {.storage = NULL};
+    owned seen = {.identity = 0};
+    if (ms_ext_look_behind(tensor, &what) == 0) {
+        seen.is_piece = ms_ext_is_piece(tensor, &what) == 1;
+        seen.owners = seen.is_piece ? ms_ext_owners_of(what.storage) - 1 : 0;
+        seen.identity = what.identity;
+    }
+    Py_XDECREF(what.storage);
+    PyErr_Clear();
+    return seen;
+}
+
+/*
+ * Pieces of a storage that only waiting handles own, such as the query, key and value that a compiled layer saves: nobody
+ * can write to the storage any more. So it can move as a whole, once for all of them, and need not be copied.
+ */
+static void find_final(PyObject *const *waiting, size_t count, bool *is_final)
+{
+    owned seen[MS_EXT_WAITING_MAX];
+    for (size_t i = 0; i < count; i++) {
+        seen[i] = look_at(waiting[i]);
+    }
+    for (size_t i = 0; i < count; i++) {
+        uint64_t handles = 0;
+        for (size_t j = 0; j < count && seen[i].is_piece; j++) {
+            handles += seen[j].identity == seen[i].identity;
+        }
+        is_final[i] = seen[i].is_piece && seen[i].owners == handles;
+    }
+}
+
 void ms_ext_send_waiting(ms_region *region)
 {
     PyObject *waiting[MS_EXT_WAITING_MAX];
+    bool is_final[MS_EXT_WAITING_MAX];
     size_t count = region->waiting_count;
     memcpy(waiting, region->waiting, count * sizeof *waiting);
     region->waiting_count = 0;
+    find_final(waiting, count, is_final);
     for (size_t i = 0; i < count; i++) {
         if (Py_REFCNT(waiting[i]) > 1 && ms_frame_is_open(region->frame)) {
-            send_one(region, (ms_saved *)waiting[i]);
+            send_one(region, (ms_saved *)waiting[i], is_final[i]);
         }
         Py_DECREF(waiting[i]);
     }

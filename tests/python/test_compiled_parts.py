@@ -106,7 +106,30 @@ class Nested(Block):
         return super().forward(self.inner(x))
 
 
-PARTS = [Attending, Operating, Nested]
+class Querying(Block):
+    """Saves query, key and value, which are views of one storage as the layer is written, and pieces of it compiled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(64, 192)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        query, key, value = self.qkv(self.norm(x)).unflatten(-1, (3, 4, 16)).permute(2, 0, 3, 1, 4)
+        attended = nn.functional.scaled_dot_product_attention(query, key, value)
+        return super().forward(x + attended.transpose(1, 2).flatten(2))
+
+
+class Showing(Querying):
+    """Somebody else has its query, too."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        query, key, value = self.qkv(self.norm(x)).unflatten(-1, (3, 4, 16)).permute(2, 0, 3, 1, 4)
+        self.shown = query
+        attended = nn.functional.scaled_dot_product_attention(query, key, value)
+        return Block.forward(self, x + attended.transpose(1, 2).flatten(2))
+
+
+PARTS = [Attending, Operating, Nested, Querying, Showing]
 
 
 @pytest.mark.parametrize("technique", ["recompute", "offload_disk"])
@@ -164,6 +187,34 @@ def test_a_compiled_parent_of_compiled_layers_is_compiled_layer_by_layer() -> No
     memscale.wrap(model, FORCED)
     assert_same(train(model, 2), expected)
     memscale.detach(model)
+
+
+def _saved_bytes(layer: nn.Module, x: torch.Tensor) -> int:
+    """Bytes of the storages that autograd saves for a layer, each counted once; those of parameters are not."""
+    found: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        found[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        output = layer(x)
+    own = {parameter.untyped_storage()._cdata for parameter in layer.parameters()}
+    del output
+    return sum(count for storage, count in found.items() if storage not in own)
+
+
+def test_pieces_of_one_storage_move_as_a_whole_and_once(tmp_path: Path) -> None:
+    model = model_of(Querying)
+    train(model, 1)
+    x = torch.randn(4, 32, 64, requires_grad=True) * 1
+    expected = sum(_saved_bytes(block, x) for block in model.blocks)
+    with executing(model, uniform(model, "offload_disk", root="keep"), tmp_path) as executor:
+        before = executor.counters()["offloaded_bytes"]
+        train(model, 1)
+        moved = executor.counters()["offloaded_bytes"] - before
+    bits = 2 * 4 * 32 * 64  # the masks of dropout may become bits
+    assert expected - bits <= moved <= expected
 
 
 # ---- machines that can't compile ----------------------------------------------------------------

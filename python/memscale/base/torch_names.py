@@ -82,7 +82,7 @@ _OPTIONAL: dict[str, str] = {
     ),
     "_C._storage_Use_Count": (
         "the exact loss head gives the gradient a buffer of its own, and a step takes one tokens x vocabulary "
-        "buffer more than predicted"
+        "buffer more than predicted; pieces of a storage that a compiled layer saves are copied before they move"
     ),
 }
 

@@ -327,6 +327,36 @@ def _no_code(*_: Any) -> Any:
     raise RuntimeError("no compiler on this machine")
 
 
+def test_saved_tensor_hooks_that_are_graph_modules_act_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """torch compiles such hooks into the layers; memscale stands aside, says so, and acts again after them."""
+    pack = torch.fx.symbolic_trace(lambda tensor: tensor.to(torch.bfloat16))
+    unpack = torch.fx.symbolic_trace(lambda tensor: tensor.to(torch.float32))
+
+    def train_under_hooks(model: nn.Module) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        hidden = torch.randn(4, 32, 64)
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            loss = model(hidden).square().mean()
+        loss.backward()
+        found = [loss.detach(), *(parameter.grad for parameter in model.parameters())]
+        model.zero_grad()
+        return found
+
+    def blocks() -> nn.Module:
+        model = compiled(backend="aot_eager").blocks
+        return nn.Sequential(*model)
+
+    expected = train_under_hooks(blocks())
+    model = memscale.wrap(blocks(), FORCED)
+    with caplog.at_level(logging.WARNING, "memscale"):
+        found = train_under_hooks(model)
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+    assert "saved-tensor hooks of someone else are active" in caplog.text
+    model(torch.randn(4, 32, 64)).sum().backward()
+    assert sum(model._memscale_executor.counters()[name] for name in ("recomputed_layers", "offloaded_storages")) > 0
+    memscale.detach(model)
+
+
 def test_a_backend_that_fails_raises_as_without_memscale(tmp_path: Path) -> None:
     """In forward torch's own error comes; the model is left as it was, and trains if the compiler works again."""
     model = compiled(backend=_no_code)

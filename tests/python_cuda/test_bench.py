@@ -3,17 +3,27 @@ messages and its page are tested in tests/python/test_gpu_bench.py. At 35% no pl
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import pathlib
+from typing import Any
 
 import pytest
 import torch
 
-_FILE = pathlib.Path(__file__).resolve().parents[2] / "bench" / "gpu" / "offload.py"
-_spec = importlib.util.spec_from_file_location("gpu_bench", _FILE)
-assert _spec is not None and _spec.loader is not None
-bench = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(bench)
+_BENCH = pathlib.Path(__file__).resolve().parents[2] / "bench"
+
+
+def _load(name: str, place: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, _BENCH / place)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+bench = _load("gpu_bench", "gpu/offload.py")
+compiled = _load("compiled_bench", "compiled.py")
 
 
 @pytest.mark.double
@@ -46,3 +56,22 @@ def test_full_fine_tuning_in_bf16_has_the_bits_of_fp32_state_on_the_card(monkeyp
     assert runs.keys() == {"unmodified", *bench.OF_LARGEST[bench.models.BF16]}
     assert bench.misses_of(bench.models.BF16, runs) == []
     assert all(run.get("same", True) for run in runs.values())
+
+
+@pytest.mark.double
+def test_compiled_layers_are_measured_on_the_card_with_equal_bits():
+    def row(budget: float) -> Any:
+        torch._dynamo.reset()
+        sizes = {"threads": 1, "backend": "aot_eager", **bench.SMALL_COMPILED_SIZES}
+        return compiled._row(argparse.Namespace(device="cuda", share=0.0, budget=budget, **sizes))
+
+    try:
+        plain, wrapped = row(0.0), row(compiled._UNLIMITED_BYTES)
+        budget = 0.9 * max(step[2] for step in plain["steps"])
+        limited = row(budget)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert plain["predicted"] is None and wrapped["predicted"] is not None
+    digests = [[step[3] for step in made["steps"]] for made in (plain, wrapped, limited)]
+    assert digests[0] == digests[1] == digests[2]
+    assert max(step[2] for step in limited["steps"]) <= budget

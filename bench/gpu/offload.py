@@ -54,7 +54,7 @@ OF_LARGEST = {models.LARGEST: ("state in host memory", "16 GB", "8 GB"), models.
 OTHERS = ("HF checkpointing", "save_on_cpu", "TRL offload")
 COMPILED = "compiled"  # in place of a model: the rows of bench/compiled.py
 COMPILED_SIZES = {"layers": 12, "width": 1024, "batch": 16, "length": 1024, "steps": 8}
-SMALL_COMPILED_SIZES = {"layers": 3, "width": 64, "batch": 4, "length": 128, "steps": 3}
+SMALL_COMPILED_SIZES = {"layers": 4, "width": 64, "batch": 16, "length": 256, "steps": 3}
 # Goals: errors of predicted peaks, and the step time with offload over the unmodified step's.
 MEDIAN_ERROR, WORST_ERROR, OFFLOAD_RATIO = 0.03, 0.08, 1.05
 STEPS, WARM_STEPS = 6, 3

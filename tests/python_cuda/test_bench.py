@@ -61,7 +61,6 @@ def test_full_fine_tuning_in_bf16_has_the_bits_of_fp32_state_on_the_card(monkeyp
 @pytest.mark.double
 def test_compiled_layers_are_measured_on_the_card_with_equal_bits():
     def row(budget: float) -> Any:
-        torch._dynamo.reset()
         sizes = {"threads": 1, "backend": "aot_eager", **bench.SMALL_COMPILED_SIZES}
         return compiled._row(argparse.Namespace(device="cuda", share=0.0, budget=budget, **sizes))
 

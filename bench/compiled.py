@@ -203,10 +203,10 @@ def measure(arguments: list[str], rounds: int = 1) -> dict[str, dict[str, Any]]:
     rows = every[0]
     for name, row in rows.items():
         others = [other[name] for other in every if name in other and "error" not in other[name]]
-        if "error" not in row and others:
+        if "error" not in row:
             row["ratios"] = {ratio: statistics.median(other["ratios"][ratio] for other in others) for ratio in _RATIOS}
             row["same"] = all(other["same"] for other in others)
-            row["peak"] = max(other["peak"] for other in others)
+            row |= {peak: max(other[peak] for other in others) for peak in ("peak", "first_peak")}
     return rows
 
 

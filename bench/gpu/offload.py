@@ -397,7 +397,7 @@ def compared(answers: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def compiled_rows(is_small: bool, left_s: float) -> dict[str, Any]:
-    """What bench/compiled.py writes for the card: its rows, their table, and a line for each missed goal."""
+    """The rows of bench/compiled.py on the card, their table, and a line for each missed goal."""
     sizes = SMALL_COMPILED_SIZES if is_small else COMPILED_SIZES
     program = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "compiled.py")
     failure = "it failed"

@@ -53,7 +53,7 @@ MS_NODISCARD int mss_second_factor_use(mss_sql *sql, const mss_id *account, cons
 /* ---- sign-ins that wait for a code ----------------------------------------------- */
 
 typedef struct mss_pending {
-    mss_id account; /* empty if there is no such sign-in, if it has expired, or if no try is left */
+    mss_id account; /* empty if the sign-in does not exist, has expired or has no try left */
     char email[256];
     int64_t tries_left;
 } mss_pending;

@@ -13,7 +13,8 @@ enum { URI_BYTES = 2048, QR_EDGE = 4 };
 
 /* ---- checks --------------------------------------------------------------------- */
 
-/* 0 if the form's code is right, or if there is no second factor and it `may_be_off`; else the status of a refusal. */
+/* Checks the form's code. Returns 0 if it is right, or if there is no second factor and none is needed (`may_be_off`);
+ * otherwise the status of the refusal, which was answered. */
 static int check_code(mss_request *r, bool may_be_off)
 {
     ms_error err;

@@ -4,26 +4,14 @@ messages and its page are tested in tests/python/test_gpu_bench.py. At 35% no pl
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import pathlib
 from typing import Any
 
 import pytest
 import torch
+from bench_support import load_bench
 
-_BENCH = pathlib.Path(__file__).resolve().parents[2] / "bench"
-
-
-def _load(name: str, place: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, _BENCH / place)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-bench = _load("gpu_bench", "gpu/offload.py")
-compiled = _load("compiled_bench", "compiled.py")
+bench = load_bench("gpu/offload.py")
+compiled = load_bench("compiled.py")
 
 
 @pytest.mark.double

@@ -180,7 +180,7 @@ def _ratio(outcome: Run, peer: Run) -> float:
 
 
 def _seconds(outcome: Run) -> float:
-    """Of a step; infinite if the run did not finish."""
+    """The seconds of a step; infinite if the run did not finish."""
     return float(outcome.result["step_seconds"]) if outcome.finished else math.inf
 
 

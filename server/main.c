@@ -34,6 +34,7 @@ static const char help[] =
     "       memscale-server backup --data DIR FILE\n"
     "       memscale-server restore --check FILE|--database URL\n"
     "       memscale-server restore --data DIR FILE\n"
+    "       memscale-server telemetry --data DIR|--database URL\n"
     "       memscale-server dashboard [FOLDER] [--port N]\n"
     "       memscale-server routes\n"
     "\n"
@@ -52,6 +53,7 @@ static const char help[] =
     "  backup FILE           a consistent copy, while the server runs\n"
     "  restore --check FILE  whether a copy is whole: pages, references, schema, audit\n"
     "  restore FILE          puts a copy, once checked, into a directory without a database\n"
+    "  telemetry             prints the stored telemetry events, one a line\n"
     "  dashboard [FOLDER]    shows the runs whose logs (log_file) are below the folder, the\n"
     "                        present one if none is given, on this machine only\n"
     "  routes                the table of routes, as JSON\n";
@@ -161,6 +163,44 @@ static int restore(const command_line *line)
         rc = mss_sql_backup(sql, path, &err);
     }
     mss_sql_close(sql);
+    return rc == MS_OK ? EXIT_SUCCESS : fail(&err);
+}
+
+/* ---- telemetry ------------------------------------------------------------------ */
+
+static int print_rows(mss_rows *rows, ms_error *err)
+{
+    bool has = false;
+    int rc;
+    while ((rc = mss_rows_next(rows, &has, err)) == MS_OK && has) {
+        if (printf("%s\n", mss_rows_text(rows, 0)) < 0) {
+            return ms_fail_errno(err, MS_EIO, errno, "standard output");
+        }
+    }
+    return rc;
+}
+
+static int print_telemetry(const command_line *line)
+{
+    ms_error err;
+    char path[PATH_BYTES];
+    mss_sql *sql = NULL;
+    mss_rows rows = {0};
+    int rc = line->data != NULL ? database_path(line->data, path, &err) : MS_OK;
+    if (rc == MS_OK) {
+        rc = mss_sql_open(line->database != NULL ? line->database : path, MSS_SQL_READ, &sql, &err);
+    }
+    if (rc == MS_OK) {
+        rc = mss_sql_query(sql, MSS_TELEMETRY_ALL, MSS_NONE, &rows, &err);
+    }
+    if (rc == MS_OK) {
+        rc = print_rows(&rows, &err);
+    }
+    mss_rows_end(&rows);
+    mss_sql_close(sql);
+    if (rc == MS_OK && fflush(stdout) != 0) {
+        rc = ms_fail_errno(&err, MS_EIO, errno, "standard output");
+    }
     return rc == MS_OK ? EXIT_SUCCESS : fail(&err);
 }
 
@@ -420,6 +460,11 @@ static const struct option options[] = {
     {"check", no_argument, NULL, 'c'},        {NULL, 0, NULL, 0},
 };
 
+static bool is_command(const command_line *line, const char *name)
+{
+    return line->command != NULL && strcmp(line->command, name) == 0;
+}
+
 /* PostgreSQL has programs of its own for copies. */
 static int check_database_option(const command_line *line)
 {
@@ -427,15 +472,15 @@ static int check_database_option(const command_line *line)
     if (mss_sql_accepts(line->database, &err) != MS_OK) { /* first: no message repeats a password */
         return fail(&err);
     }
-    if (line->command != NULL && strcmp(line->command, "backup") == 0) {
+    if (is_command(line, "backup")) {
         return usage("backup copies a file; for PostgreSQL run: pg_dump --format=custom --file=COPY ", line->database);
     }
-    bool is_restore = line->command != NULL && strcmp(line->command, "restore") == 0;
+    bool is_restore = is_command(line, "restore");
     if (is_restore && !line->is_check) {
         return usage("restore copies a file; for PostgreSQL run: pg_restore COPY --dbname=", line->database);
     }
-    if (line->command != NULL && !is_restore) {
-        return usage("--database", " is for servers and checks");
+    if (line->command != NULL && !is_restore && !is_command(line, "telemetry")) {
+        return usage("--database", " is for servers, checks and telemetry");
     }
     return line->file[0] != '\0' ? usage(line->file, " is one argument too many") : 0;
 }
@@ -446,10 +491,10 @@ static int check_command_line(const command_line *line)
     if (line->database != NULL) {
         return check_database_option(line);
     }
-    bool is_serving = line->command == NULL, is_dashboard = !is_serving && strcmp(line->command, "dashboard") == 0;
-    bool is_routes = !is_serving && strcmp(line->command, "routes") == 0;
+    bool is_dashboard = is_command(line, "dashboard"), is_routes = is_command(line, "routes");
+    bool takes_none = line->command == NULL || is_routes || is_command(line, "telemetry");
     bool has_file = line->file[0] != '\0';
-    if (!is_dashboard && has_file == (is_serving || is_routes)) {
+    if (!is_dashboard && has_file == takes_none) {
         return usage(has_file ? line->file : "FILE", has_file ? " is one argument too many" : " is missing");
     }
     bool needs_data = !is_dashboard && !is_routes && !line->is_check;
@@ -491,16 +536,19 @@ static int run(command_line *line)
     if (line->command == NULL) {
         return serve(line);
     }
-    if (strcmp(line->command, "backup") == 0) {
+    if (is_command(line, "backup")) {
         return backup(line);
     }
-    if (strcmp(line->command, "dashboard") == 0) {
+    if (is_command(line, "dashboard")) {
         return dashboard(line);
     }
-    if (strcmp(line->command, "restore") == 0) {
+    if (is_command(line, "restore")) {
         return restore(line);
     }
-    return strcmp(line->command, "routes") == 0 ? print_routes() : usage("unknown command ", line->command);
+    if (is_command(line, "telemetry")) {
+        return print_telemetry(line);
+    }
+    return is_command(line, "routes") ? print_routes() : usage("unknown command ", line->command);
 }
 
 int main(int argc, char **argv)

@@ -152,6 +152,7 @@
     X(JOB_EXPIRE, "DELETE FROM job WHERE finished_at < $1") \
     /* the rest */ \
     X(TELEMETRY_ADD, "INSERT INTO telemetry (received_on, event_json) VALUES ($1, $2)") \
+    X(TELEMETRY_ALL, "SELECT event_json FROM telemetry ORDER BY received_on, event_json") \
     X(TELEMETRY_COUNT, "SELECT count(*) FROM telemetry") \
     X(AUDIT_LAST, "SELECT number, hash FROM audit ORDER BY number DESC LIMIT 1") \
     X(AUDIT_ADD, "INSERT INTO audit (number, happened_at, account, team, verb, object, hash) " \

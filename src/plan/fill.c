@@ -81,7 +81,7 @@ void ms__plan_fill(ms__search *search, const ms__variant *chosen, uint64_t room_
     plan->offload_min_bytes = search->offload_min_bytes;
     plan->write_window_bytes = search->windows[candidate->window].write_bytes;
     plan->read_window_bytes = search->windows[candidate->window].read_bytes;
-    plan->slab_bytes = moves ? MS__SLAB_BYTES : 0;
+    plan->slab_bytes = moves ? ms__slab_bytes(search->sim->on_host, plan->offload_min_bytes) : 0;
     plan->disk_cap_bytes = search->tier_cap_bytes[MS__DISK_TIER];
     plan->host_cap_bytes = search->tier_cap_bytes[MS__HOST_TIER];
     bool reads_ahead = (search->steps[candidate->step].options & 1u << MS_STEP_STATE_READ_AHEAD) != 0;

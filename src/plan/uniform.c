@@ -44,7 +44,7 @@ static int blind_plan(const ms_hardware *hardware, const ms_config *config, ms_t
      * it, and recomputing its layer would seem to free nothing. */
     made->offload_min_bytes = 1;
     made->write_window_bytes = made->read_window_bytes = blind_window(hardware, &made->pressure);
-    made->slab_bytes = moves ? MS__SLAB_BYTES : 0;
+    made->slab_bytes = moves ? ms__slab_bytes(true, made->offload_min_bytes) : 0;
     made->disk_cap_bytes = ms_rules_disk_cap(hardware, config);
     made->host_cap_bytes = ms_rules_host_cap(hardware, config);
     *plan = made;

@@ -27,12 +27,23 @@
 #include "device/device.h"
 #include "memscale/simulate.h"
 
-/* The offload engine's slab, present if anything is offloaded: the default of ms_offload_options. */
-#define MS__SLAB_BYTES ((uint64_t)32 << 20)
-/* The part of a slab that a run is expected to touch: hostmem's maps move without the slab. */
+/* Whether a plan moves storages that share a map with others. The others are hostmem's own maps, which move without the
+ * offload engine's slab. */
+static inline bool ms__moves_small(uint64_t offload_min_bytes)
+{
+    return offload_min_bytes < MS__MAP_MIN_BYTES;
+}
+/* The engine's slab, present if anything is offloaded: of its default size, or on a host that moves only maps the least
+ * that opens. That has a slot of 4 MiB for each of three threads, where pieces are compressed, and one for copies of
+ * storages that someone else allocated. */
+static inline uint64_t ms__slab_bytes(bool on_host, uint64_t offload_min_bytes)
+{
+    return (uint64_t)(on_host && !ms__moves_small(offload_min_bytes) ? 16 : 32) << 20;
+}
+/* The part of a slab that a run is expected to touch. */
 static inline uint64_t ms__slab_expected(uint64_t slab_bytes, uint64_t offload_min_bytes)
 {
-    return offload_min_bytes < MS__MAP_MIN_BYTES ? slab_bytes : 0;
+    return ms__moves_small(offload_min_bytes) ? slab_bytes : 0;
 }
 /* Both windows of a plan without a graph. */
 #define MS__BLIND_WINDOW_BYTES ((uint64_t)256 << 20)

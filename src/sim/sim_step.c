@@ -254,7 +254,7 @@ void ms__sim_run(ms__sim *sim, const ms_choices *choices, ms__outcome *outcome, 
     /* A GPU's slab is in host memory. */
     bool moves = moves_anything(sim);
     sim->state.is_alone = !moves;
-    uint64_t slab = sim->on_host && moves ? MS__SLAB_BYTES : 0;
+    uint64_t slab = sim->on_host && moves ? ms__slab_bytes(true, choices->offload_min_bytes) : 0;
     slab = sim->expects ? ms__slab_expected(slab, choices->offload_min_bytes) : slab;
     outcome->fixed_bytes = ms__add_sat(sim->resident_bytes, slab);
     sim->host_leads = choices->host_leads && !sim->on_host && !sim->expects;

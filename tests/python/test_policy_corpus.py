@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from memscale import _core
+from memscale import BudgetInfeasibleError, _core
 from memscale.policy import corpus, scenarios, seal_policy
 from memscale.policy.chains import KINDS, chain_graph
+from memscale.policy.events import read_events
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = 4
@@ -61,11 +62,11 @@ def test_a_damaged_part_is_found_and_made_again(
     if harm != "other_seed":
         with pytest.raises(ValueError, match="part-00000.jsonl: damaged"):
             list(corpus.read_rows(tmp_path))
-    jobs: list[tuple[str, int, int, int]] = []
+    jobs: list[corpus.Job] = []
     monkeypatch.setattr(corpus, "_by_processes", lambda found, _: iter([jobs.append(job) or 0 for job in found]))
     with pytest.raises(ValueError) if harm != "other_seed" else contextlib.nullcontext():
         corpus.make_corpus(tmp_path, seed=6 if harm == "other_seed" else 5, rows=ROWS, processes=1)
-    assert jobs == [(str(tmp_path), 6 if harm == "other_seed" else 5, 0, ROWS)]
+    assert jobs == [(str(tmp_path), 6 if harm == "other_seed" else 5, 0, ROWS, None)]
 
 
 def test_what_is_whole_is_not_made_again(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,6 +76,92 @@ def test_what_is_whole_is_not_made_again(made: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(corpus, "_by_processes", fail)
     corpus.make_corpus(made, seed=5, rows=ROWS, processes=1)
+
+
+# -- runs like those of telemetry ---------------------------------------------------------------
+
+EVENT = {
+    "schema_version": 2, "event": "wrap_called", "memscale_version": "0.1", "architecture": "encoder",
+    "parameters": "10M-100M",
+    "device": "gpu", "device_memory": "18-36GB", "mode": "balanced", "budget_given": True, "layers": "9-16",
+    "pressure": "1.1-2", "decision_source": "rule", "techniques": ["recompute"],
+    "peak": "0.25-0.5", "step": "0.85-1.1", "measured_peak": "unknown", "outcome": "planned",
+}  # fmt: skip
+
+
+def write_events(folder: Path, *changes: dict[str, Any]) -> Path:
+    path = folder / "events.jsonl"
+    path.write_text("".join(json.dumps(EVENT | change) + "\n" for change in changes))
+    return path
+
+
+def test_a_run_of_an_event_lies_in_its_classes(tmp_path: Path) -> None:
+    seen = read_events(write_events(tmp_path, {}, {"pressure": "<0.25"}, {"event": "finish"}))
+    assert (len(seen.listed), seen.skipped) == (1, 2)
+    named = ("architecture", "parameters", "device", "device_memory", "layers", "pressure", "budget_given")
+    planned = 0
+    for number in range(6):
+        drawn = scenarios.draw(number, seen.listed)
+        assert drawn.family == "bert" and drawn.hardware_class in scenarios._GPUS and drawn.differs == ()
+        with contextlib.suppress(BudgetInfeasibleError):
+            documents = drawn.hardware, drawn.config, _core.plan_make(drawn.graph, drawn.hardware, drawn.config)
+            parameters = json.loads(drawn.graph)["residents"]["parameter_bytes"] // 4
+            event = ("wrap_called", "encoder", "planned", parameters, 2**64 - 1)
+            sent = json.loads(_core.telemetry_event(*event, *documents))
+            assert {name: sent[name] for name in named} == {name: EVENT[name] for name in named}
+            planned += 1
+    assert planned >= 2
+    assert scenarios.draw(3, seen.listed) == scenarios.draw(3, seen.listed) != scenarios.draw(3)
+
+
+def test_events_become_rows_of_the_same_format(made: Path, tmp_path: Path) -> None:
+    odd = {"architecture": "recurrent", "parameters": ">10B"}  # no recurrent chain is so large
+    line = ["--seed", "5", "--rows", "3", "--processes", "1"]
+    events = write_events(tmp_path, {"layers": "<9"}, odd)
+    assert corpus.main([str(tmp_path / "rows"), *line, "--events", str(events)]) == 0
+    rows, plain = list(corpus.read_rows(tmp_path / "rows")), next(corpus.read_rows(made))
+    assert [set(row) - set(plain) for row in rows] == [{"events", "differs"}] * 3
+    assert {name for row in rows for name in row["differs"]} >= {"parameters"}
+    manifest = json.loads((tmp_path / "rows/manifest.json").read_text())
+    assert manifest["events"]["used"] == 2 and manifest["events"]["differ"]["parameters"] >= 1
+    pytest.importorskip("numpy")
+    from memscale.policy import training
+
+    both = training.load_rows(made, tmp_path / "rows")
+    assert len(both.rows) == len(training.load_rows(made).rows) + manifest["rows_that_fit"]
+    # A folder of other events, or of none, is made again.
+    assert not corpus._is_whole(str(tmp_path / "rows"), 5, 0, 3, None)
+    assert corpus._is_whole(str(tmp_path / "rows"), 5, 0, 3, read_events(events))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"schema_version": 1}, "line 2: no telemetry event (schema version 1"),
+        ({"layers": "some"}, "'some' is no bucket"),
+        ({"pressure": 3}, "line 2: no telemetry event"),
+        ({"pressure": "<0.25"}, None),
+    ],
+)
+def test_a_file_without_such_events_is_refused_by_name(
+    tmp_path: Path, change: dict[str, Any], words: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    events = write_events(tmp_path, change if words is None else {}, change)
+    for path, expected in ((events, words or "no event of a plan under pressure"), (tmp_path / "none", "none")):
+        with pytest.raises(SystemExit) as ended:
+            corpus.main([str(tmp_path / "rows"), "--rows", "1", "--events", str(path)])
+        assert ended.value.code == 2 and expected in capsys.readouterr().err
+    assert not (tmp_path / "rows").exists()
+
+
+def test_a_ray_cluster_gives_the_same_bytes(made: Path, tmp_path: Path) -> None:
+    ray = pytest.importorskip("ray")
+    try:
+        corpus.make_corpus(tmp_path, seed=5, rows=ROWS, processes=1, use_ray=True)
+    finally:
+        ray.shutdown()
+    for name in ("manifest.json", "part-00000.jsonl"):
+        assert (made / name).read_bytes() == (tmp_path / name).read_bytes()
 
 
 @pytest.mark.parametrize("kind", KINDS)

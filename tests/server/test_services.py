@@ -8,10 +8,11 @@ import pathlib
 import subprocess
 import time
 
+import databases
 import jsonschema
 import pytest
 import referencing
-from server_support import PATIENCE_S, PROGRAM, ROOT, Client, Server, sign_up, steps
+from server_support import PATIENCE_S, PROGRAM, ROOT, Client, Server, run_program, sign_up, steps
 
 # ---- limits ----------------------------------------------------------------------
 
@@ -90,6 +91,28 @@ def test_an_event_is_stored_without_an_address(server: Server, owner: Client) ->
     while not lines and time.monotonic() < deadline:
         lines = [line for line in server.log() if line.get("route") == "/api/v1/telemetry"]
     assert lines and all("address" not in line for line in lines)
+
+
+def test_stored_events_are_printed_a_line_each(data: pathlib.Path) -> None:
+    place = databases.choice.now.options(data)
+    server = Server(data)
+    try:
+        assert run_program("telemetry", *place).stdout == ""
+        for layers in ("9-16", "<9", "9-16"):
+            assert send_event(server, {**EVENT, "layers": layers}) == 204
+        printed = run_program("telemetry", *place)
+    finally:
+        server.stop()
+    assert printed.returncode == 0, printed.stderr
+    events = [json.loads(line) for line in printed.stdout.splitlines()]
+    assert sorted(event["layers"] for event in events) == ["9-16", "9-16", "<9"]
+    assert all({**event, "layers": "9-16"} == EVENT for event in events)
+    assert run_program("telemetry").returncode == run_program("telemetry", *place, "file").returncode == 2
+
+
+def test_events_that_cannot_be_read_are_an_error(tmp_path: pathlib.Path) -> None:
+    missing = run_program("telemetry", "--data", tmp_path)
+    assert missing.returncode == 1 and "memscale.db" in missing.stderr
 
 
 @pytest.mark.parametrize("name", [*EVENT, "extra"])

@@ -3,6 +3,8 @@
 Each run of `memscale.policy.scenarios` is planned under every strategy; its row says what each gave. The rows lie in
 parts, each with a digest. A run that was stopped goes on where it was, and a damaged part is found and made again. The
 same seed gives the same bytes, whatever the number of processes. ``manifest.json`` says what there is.
+
+With ``--events FILE`` the runs are like those that telemetry tells of (`memscale.policy.events`).
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import _core
+from .events import Events, read_events
 from .scenarios import draw
 
 __all__ = ["main", "make_corpus", "read_rows", "row_of"]
@@ -28,15 +31,19 @@ __all__ = ["main", "make_corpus", "read_rows", "row_of"]
 PART_ROWS = 20
 _SEEDS = 1_000_000_007
 
+Job = tuple[str, int, int, int, Events | None]  # the arguments of make_part()
 
-def row_of(seed: int, index: int) -> dict[str, Any]:
+
+def row_of(seed: int, index: int, events: Events | None = None) -> dict[str, Any]:
     """One run under every strategy.
 
     Returns:
         Seed, index, the graph's digest, family, class, ranks, the context, and for each strategy
-        [fits, care, step_ns, peak_bytes, replayed_events].
+        [fits, care, step_ns, peak_bytes, replayed_events]. With `events` also the file's digest, and the sizes
+        in which the run differs from its event.
     """
-    scenario = draw(seed * _SEEDS + index)
+    scenario = draw(seed * _SEEDS + index, events.listed if events is not None else ())
+    source = {} if events is None else {"events": events.digest[:16], "differs": list(scenario.differs)}
     context, outcomes = _core.policy_outcomes(scenario.graph, scenario.hardware, scenario.config)
     return {
         "seed": seed,
@@ -47,6 +54,7 @@ def row_of(seed: int, index: int) -> dict[str, Any]:
         "ranks": scenario.ranks,
         "context": context,
         "outcomes": [[int(fits), *numbers] for fits, *numbers in outcomes],
+        **source,
     }
 
 
@@ -68,9 +76,9 @@ def _read_part(path: Path) -> tuple[list[dict[str, Any]], str] | None:
         return None
 
 
-def make_part(folder: str, seed: int, part: int, rows: int) -> int:
+def make_part(folder: str, seed: int, part: int, rows: int, events: Events | None) -> int:
     """Writes one part, whole or not at all. Returns its number."""
-    body = "".join(json.dumps(row_of(seed, part * PART_ROWS + i)) + "\n" for i in range(rows)).encode()
+    body = "".join(json.dumps(row_of(seed, part * PART_ROWS + i, events)) + "\n" for i in range(rows)).encode()
     end = json.dumps({"digest": hashlib.sha256(body).hexdigest()}) + "\n"
     path = _part_path(Path(folder), part)
     aside = path.with_suffix(".tmp")
@@ -104,14 +112,14 @@ def _tell(done: int, total: int, since: float) -> None:
     print(line, end=end, file=sys.stderr, flush=True)
 
 
-def _by_processes(jobs: list[tuple[str, int, int, int]], processes: int) -> Iterator[int]:
+def _by_processes(jobs: list[Job], processes: int) -> Iterator[int]:
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(processes, mp_context=context) as pool:
         for job in concurrent.futures.as_completed([pool.submit(make_part, *job) for job in jobs]):
             yield job.result()
 
 
-def _by_ray(jobs: list[tuple[str, int, int, int]]) -> Iterator[int]:
+def _by_ray(jobs: list[Job]) -> Iterator[int]:
     import ray  # only if asked for
 
     ray.init(ignore_reinit_error=True)
@@ -122,7 +130,9 @@ def _by_ray(jobs: list[tuple[str, int, int, int]]) -> Iterator[int]:
         yield from ray.get(done)
 
 
-def make_corpus(folder: Path, seed: int, rows: int, processes: int, use_ray: bool = False) -> dict[str, Any]:
+def make_corpus(
+    folder: Path, seed: int, rows: int, processes: int, use_ray: bool = False, events: Events | None = None
+) -> dict[str, Any]:
     """Makes what is missing or damaged, and writes the manifest.
 
     Returns:
@@ -130,26 +140,30 @@ def make_corpus(folder: Path, seed: int, rows: int, processes: int, use_ray: boo
     """
     folder.mkdir(parents=True, exist_ok=True)
     sizes = {part: min(PART_ROWS, rows - part * PART_ROWS) for part in range(-(-rows // PART_ROWS))}
-    jobs = [(str(folder), seed, part, size) for part, size in sizes.items() if not _is_whole(folder, seed, part, size)]
+    wanted: list[Job] = [(str(folder), seed, part, size, events) for part, size in sizes.items()]
+    jobs = [job for job in wanted if not _is_whole(*job)]
     since = time.monotonic()
     _tell(0, max(1, len(jobs)), since)
     for done, _ in enumerate(_by_ray(jobs) if use_ray else _by_processes(jobs, processes), 1):
         _tell(done, len(jobs), since)
-    manifest = _manifest(folder, seed, list(sizes))
+    manifest = _manifest(folder, seed, list(sizes), events)
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
     return manifest
 
 
-def _is_whole(folder: Path, seed: int, part: int, size: int) -> bool:
-    read = _read_part(_part_path(folder, part))
-    return read is not None and len(read[0]) == size and read[0][0]["seed"] == seed
+def _is_whole(folder: str, seed: int, part: int, size: int, events: Events | None) -> bool:
+    read = _read_part(_part_path(Path(folder), part))
+    source = None if events is None else events.digest[:16]
+    if read is None or len(read[0]) != size:
+        return False
+    return (read[0][0]["seed"], read[0][0].get("events")) == (seed, source)
 
 
 def _counts(values: Iterable[Any]) -> dict[str, int]:
     return {str(key): count for key, count in sorted(collections.Counter(values).items())}
 
 
-def _manifest(folder: Path, seed: int, parts: list[int]) -> dict[str, Any]:
+def _manifest(folder: Path, seed: int, parts: list[int], events: Events | None) -> dict[str, Any]:
     digests, rows = {}, []
     for part in parts:
         read = _read_part(_part_path(folder, part))
@@ -172,7 +186,14 @@ def _manifest(folder: Path, seed: int, parts: list[int]) -> dict[str, Any]:
         "ranks": _counts(row["ranks"] for row in rows),
         "graphs": len({row["graph"] for row in rows}),
         "parts": digests,
+        **({} if events is None else {"events": _source(events, rows)}),
     }
+
+
+def _source(events: Events, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the manifest says of the events, and how many runs differ from theirs in which size."""
+    differ = _counts(name for row in rows for name in row["differs"])
+    return {"digest": events.digest, "used": len(events.listed), "skipped": events.skipped, "differ": differ}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -185,8 +206,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rows", type=int, default=1600, help="runs; each is planned under every strategy")
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--ray", action="store_true", help="on a Ray cluster, which must be installed")
+    parser.add_argument("--events", type=Path, metavar="FILE", help="runs like those of these telemetry events")
     asked = parser.parse_args(arguments)
-    manifest = make_corpus(asked.folder, asked.seed, asked.rows, asked.processes, asked.ray)
+    try:
+        events = None if asked.events is None else read_events(asked.events)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    manifest = make_corpus(asked.folder, asked.seed, asked.rows, asked.processes, asked.ray, events)
     print(f"{manifest['rows']} runs, {manifest['rows_that_fit']} fit, digest {manifest['digest'][:16]}")
     return 0
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 import functools
 import json
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from .. import _core
 from .chains import KINDS, chain_graph
+from .events import Likeness
 
 __all__ = ["CLASSES", "FAMILIES", "Scenario", "draw"]
 
@@ -21,6 +23,8 @@ _DECODERS = ("llama", "mistral", "qwen2", "qwen3")
 FAMILIES = (*_DECODERS, "gpt2", "bert", *KINDS)
 
 _GB = 10**9
+_FP32_BYTES = 4
+_DRAWS_MOST = 200  # for one that is like an event
 _GPUS: dict[str, tuple[tuple[str, int, int, int, int], ...]] = {
     # name, memory in GB, TFLOP/s, memory and link in GB/s: four fifths of the datasheets' peaks
     "gpu_small": (("T4", 15, 6, 260, 12), ("L4", 23, 24, 240, 24)),
@@ -50,6 +54,7 @@ class Scenario:
     graph: str
     hardware: str
     config: str
+    differs: tuple[str, ...] = ()  # from the event that it was to be like: names of sizes
 
 
 # -- models -----------------------------------------------------------------------------------
@@ -165,10 +170,14 @@ def _least_permille(features: dict[str, int]) -> int:
     return min([peak for peak in peaks if peak > 0] + [features["pressure_permille"]])
 
 
-def _budget(graph: str, hardware: str, config: dict[str, Any], rng: random.Random) -> int:
-    """Bytes between what is a tight fit and what is nearly comfortable, or slightly outside of both."""
+def _budget(graph: str, hardware: str, config: dict[str, Any], rng: random.Random, like: Likeness | None) -> int:
+    """Bytes between what is a tight fit and what is nearly comfortable, or slightly outside of both; or those that give
+    a pressure."""
     need = _features(graph, hardware, config | {"memory_budget_gb": 1e6})["need_bytes"]
     features = _features(graph, hardware, config | {"memory_budget_gb": need / 1e9})
+    if like is not None:
+        wanted = 1000 * rng.uniform(*like.pressure)
+        return int(need * features["pressure_permille"] / wanted)
     least = need * _least_permille(features) // 1000
     place = rng.uniform(-0.06, 1.0)
     return int(least * (need / 0.86 / least) ** place)
@@ -179,15 +188,53 @@ def _features(graph: str, hardware: str, config: dict[str, Any]) -> dict[str, in
     return dict(zip(names, _core.policy_context(graph, hardware, json.dumps(config)), strict=True))
 
 
-def draw(number: int) -> Scenario:
-    """The run with this number."""
-    rng = random.Random(number)
-    family, hardware_class = rng.choice(FAMILIES), rng.choice(CLASSES)
+_Drawn = tuple[str, str, str, str]
+
+
+def _model_and_machine(rng: random.Random, families: Sequence[str], classes: Sequence[str]) -> _Drawn:
+    """A family, a class of hardware, a graph and a machine."""
+    family, hardware_class = rng.choice(families), rng.choice(classes)
     graph = chain_graph(family, rng) if family in KINDS else _transformer(family, rng)
-    graph, hardware = _in_loop(graph, rng), _machine(hardware_class, rng)
+    return family, hardware_class, _in_loop(graph, rng), _machine(hardware_class, rng)
+
+
+def _sizes(graph: str, hardware: str) -> dict[str, float]:
+    """What an event has buckets of."""
+    document, machine = json.loads(graph), json.loads(hardware)
+    device = machine["gpus"][machine["device"]] if machine["device"] >= 0 else machine["ram"]
+    return {
+        "parameters": document["residents"]["parameter_bytes"] / _FP32_BYTES,
+        "device_bytes": device["total_bytes"],
+        "layers": len(document["nodes"]),
+    }
+
+
+def _nearest(rng: random.Random, like: Likeness) -> tuple[_Drawn, list[str]]:
+    """The draw that is like the event in most classes, and the names of those in which it differs."""
+    classes = CLASSES if like.on_gpu is None else tuple(_GPUS if like.on_gpu else _DISKS)
+    nearest, differs = None, [""] * 4
+    for _ in range(_DRAWS_MOST):
+        drawn = _model_and_machine(rng, like.families or FAMILIES, classes)
+        other = like.differs(_sizes(*drawn[2:]))
+        if len(other) < len(differs):
+            nearest, differs = drawn, other
+        if not other:
+            break
+    assert nearest is not None
+    return nearest, differs
+
+
+def draw(number: int, likes: Sequence[Likeness] = ()) -> Scenario:
+    """The run with this number; with `likes` one of these, each as likely."""
+    rng = random.Random(number)
+    like, differs = rng.choice(likes) if likes else None, []
+    if like is not None:
+        (family, hardware_class, graph, hardware), differs = _nearest(rng, like)
+    else:
+        family, hardware_class, graph, hardware = _model_and_machine(rng, FAMILIES, CLASSES)
     ranks = rng.choice((1, 1, 1, 2, 4, 8))
     config: dict[str, Any] = json.loads(_core.config_defaults())
     if ranks > 1:
         hardware, _ = _core.ranks_agree([(hardware, json.dumps(config))] * ranks, ranks)
-    config["memory_budget_gb"] = _budget(graph, hardware, config, rng) / 1e9
-    return Scenario(family, hardware_class, ranks, graph, hardware, json.dumps(config))
+    config["memory_budget_gb"] = _budget(graph, hardware, config, rng, like) / 1e9
+    return Scenario(family, hardware_class, ranks, graph, hardware, json.dumps(config), tuple(differs))

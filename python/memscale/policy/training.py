@@ -148,13 +148,13 @@ def _with_seconds(outcomes: np.ndarray, listed: list[Action]) -> np.ndarray:
     return np.stack(columns, axis=1)
 
 
-def load_rows(folder: Path) -> Rows:
-    """The rows of a corpus that some strategy fits.
+def load_rows(*folders: Path) -> Rows:
+    """The rows of all corpora that some strategy fits.
 
     Raises:
         ValueError: a part is damaged.
     """
-    rows, listed = [row for row in read_rows(folder) if row["outcomes"][0][0]], actions()
+    rows, listed = [row for folder in folders for row in read_rows(folder) if row["outcomes"][0][0]], actions()
     outcomes = _with_seconds(np.array([row["outcomes"] for row in rows], dtype=np.float64), listed)
     fits, care, step, events = outcomes[:, :, 0] > 0, outcomes[:, :, 1], outcomes[:, :, 2], outcomes[:, :, 4]
     fits &= care >= np.where(fits, care, -1).max(axis=1, keepdims=True)
@@ -329,13 +329,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m memscale.policy.training", description=(__doc__ or "").split("\n")[0]
     )
-    parser.add_argument("corpus", type=Path, help="the folder that memscale.policy.corpus made")
+    parser.add_argument("corpus", type=Path, nargs="+", help="a folder that memscale.policy.corpus made")
     parser.add_argument("--output", type=Path, required=True, help="receives the artifact")
     parser.add_argument("--name", default="memscale-1")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--trees", type=int, default=20, help="most trees of a strategy")
     asked = parser.parse_args(arguments)
-    rows = load_rows(asked.corpus)
+    rows = load_rows(*asked.corpus)
     trained = train(rows, asked.name, asked.seed, asked.trees)
     compared = check_equal(rows, trained)
     asked.output.write_text(trained.artifact)

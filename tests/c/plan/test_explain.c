@@ -6,7 +6,7 @@
 
 enum { BUDGETS = 12 };
 
-static const uint64_t runtime_bytes = 430000000, slab_bytes = 32 * MIB;
+static const uint64_t runtime_bytes = 430000000;
 
 /* The k-th of BUDGETS from the smallest to 20% above the need. */
 static uint64_t budget_number(uint64_t smallest, uint64_t need, uint64_t k)
@@ -202,6 +202,7 @@ static ms_replay replay_with(const fixture_planning *f, const ms_plan *plan, con
     ms_replay replay, cached;
     ms_error err;
     assert_ms_ok(ms_simulate(f->graph, f->hardware, &choices, &replay, NULL, &err), err);
+    uint64_t slab_bytes = (plan->offload_min_bytes < MIB ? 32 : 16) * MIB;
     uint64_t fixed =
         f->graph->residents.parameter_bytes + runtime_bytes + (moves(techniques, plan->entry_count) ? slab_bytes : 0);
     uint64_t left = plan->why.timed_bytes > fixed ? plan->why.timed_bytes - fixed : 0;

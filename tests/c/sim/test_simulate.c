@@ -107,7 +107,7 @@ static void offload_stalls_on_a_slow_disk(void **state)
     assert_int_equal(moved.compute_ns, moved.step_ns - moved.stall_forward_ns - moved.stall_backward_ns);
     /* The last store is still in flight beside x_2 and twice the logits. */
     assert_int_equal(moved.peak_live_bytes, (8 + 2 + 32) * MIB + LOSS_BYTES);
-    assert_int_equal(moved.peak_bytes, RUNTIME_BYTES + MS__SLAB_BYTES + moved.peak_live_bytes);
+    assert_int_equal(moved.peak_bytes, RUNTIME_BYTES + ms__slab_bytes(true, MIB) + moved.peak_live_bytes);
     assert_int_equal(moved.tier_peak_bytes[2], 20 * MIB);
     /* The last layer's inner result is written, but backward needs it before memory is released. */
     assert_int_equal(moved.moved_bytes, (20 + 12) * MIB);
@@ -205,7 +205,7 @@ static void a_storage_that_one_node_keeps_stays(void **state)
     replay(graph, hardware, techniques, 64 * MIB, 0, samples);
     /* x_0, inner and x_1 were offloaded; h.1 still keeps x_1. */
     assert_int_equal(samples[NODES - 1].lower_tier_bytes, (2 + 8 + 2) * MIB);
-    uint64_t fixed = RUNTIME_BYTES + MS__SLAB_BYTES;
+    uint64_t fixed = RUNTIME_BYTES + ms__slab_bytes(true, MIB);
     assert_int_equal(samples[NODES - 1].device_bytes, fixed + (2 + 8 + 2 + 16) * MIB + LOSS_BYTES);
     uint64_t kept = owned(samples, NODES - 1, MS_OWNER_LAYERS);
     techniques[2] = MS_TECHNIQUE_OFFLOAD_DISK;

@@ -7,10 +7,11 @@ its CPU seconds; the first step with its compilation, and its CPU seconds with t
 gradients are equal to the first row's. A line for each missed goal follows. Each process has an empty cache folder of
 its own, so the first step compiles.
 
-`--rounds` repeats the rows in turns and takes medians. `--device cuda` trains under autocast to BF16 on a card, and
-peaks are those of torch's allocator (bench/gpu runs this). `--backend aot_eager` needs no C++ compiler. `--json FILE`
-also writes the rows. The tables of some runs are in docs/results/README.md. Rows run one after the other on the same
-machine; compare ratios.
+Once all are warm, the rows step in turns, and a ratio is one of steps that ran side by side: the speed of a shared
+machine drifts by more than what is measured. `--rounds` repeats all of it, first steps too, and takes medians.
+`--device cuda` trains under autocast to BF16 on a card, and peaks are those of torch's allocator (bench/gpu runs this).
+`--backend aot_eager` needs no C++ compiler. `--json FILE` also writes the rows. The tables of some runs are in
+docs/results/README.md.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import statistics
@@ -25,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -38,6 +41,7 @@ PLAIN, NOTHING_TO_DO = "compiled", "memscale, nothing to do"
 # Goals: a step where nothing is planned, and any first step, over those of the plain compiled run.
 STEP_RATIO, FIRST_RATIO = 1.02, 1.15
 _UNLIMITED_BYTES = 1e15  # a budget that any run keeps
+_WARM_STEPS = 3  # of each row, before they step in turns
 
 
 class Block(nn.Module):
@@ -109,8 +113,9 @@ def _digest(model: nn.Module, loss: torch.Tensor) -> str:
     return found.hexdigest()
 
 
-def _row(options: argparse.Namespace) -> dict[str, Any]:
-    """Trains in this process: `steps` of [seconds, CPU seconds, peak in bytes, digest of loss and gradients]."""
+def training(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Trains in this process; after each step its `seconds`, `cpu` seconds, `peak` in bytes, `predicted` peak (None if
+    it is not wrapped) and `digest` of loss and gradients."""
     torch.set_num_threads(options.threads)
     if options.share:
         functorch.activation_memory_budget = options.share
@@ -129,8 +134,7 @@ def _row(options: argparse.Namespace) -> dict[str, Any]:
     tokens = torch.randint(0, 1000, (options.batch, options.length), device=options.device)
     meter = _Meter(options.device)
     meter.peak_bytes()
-    steps = []
-    for number in range(options.steps):
+    for number in itertools.count():
         torch.manual_seed(number)
         begun = meter.now()
         with autocast:
@@ -138,36 +142,83 @@ def _row(options: argparse.Namespace) -> dict[str, Any]:
         loss.backward()
         optimizer.step()
         seconds, cpu_seconds = (after - before for after, before in zip(meter.now(), begun, strict=True))
-        peak = meter.peak_bytes()
-        steps.append([seconds, cpu_seconds, peak, _digest(model, loss)])
+        step = {"seconds": seconds, "cpu": cpu_seconds, "peak": meter.peak_bytes(), "digest": _digest(model, loss)}
         optimizer.zero_grad()
         del loss
         meter.peak_bytes()
-    plan = model._memscale_executor.plan if options.budget else None
-    return {"steps": steps, "predicted": None if plan is None else plan.predicted_peak_bytes}
+        plan = model._memscale_executor.plan if options.budget else None
+        yield {**step, "predicted": None if plan is None else plan.predicted_peak_bytes}
 
 
-def _run(arguments: list[str], **row: float) -> dict[str, Any]:
-    """One process's row; its last line of errors if it failed."""
-    given = [f"--{name}={value}" for name, value in row.items()]
-    with tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": folder, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-        command = [sys.executable, os.path.abspath(__file__), "--row", *arguments, *given]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    if done.returncode != 0:
-        return {"error": (done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[-1][:300]}
-    found = json.loads(done.stdout.splitlines()[-1])
-    first, later = found["steps"][0], found["steps"][1:]
-    return {
-        "peak": max(step[2] for step in later),
-        "first_peak": first[2],
-        "predicted": found["predicted"],
-        "step": statistics.median(step[0] for step in later),
-        "cpu": statistics.median(step[1] for step in later),
-        "first": first[0],
-        "first_cpu": first[1],
-        "digests": [step[3] for step in found["steps"]],
-    }
+def _serve(options: argparse.Namespace) -> None:
+    """A row's process: a step for each line of standard input."""
+    steps = training(options)
+    for _ in sys.stdin:
+        print(json.dumps(next(steps)), flush=True)
+
+
+class _Row:
+    """One row's process and its steps. Nothing runs in it but the step that it is asked for."""
+
+    def __init__(self, arguments: list[str], **given: float) -> None:
+        self.steps: list[dict[str, Any]] = []
+        self.error: str | None = None
+        self.budget = given.get("budget")
+        self._folder = tempfile.TemporaryDirectory()
+        cache, self._told = os.path.join(self._folder.name, "cache"), os.path.join(self._folder.name, "errors")
+        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+        command = [sys.executable, os.path.abspath(__file__), "--row", *arguments]
+        command += [f"--{name}={value}" for name, value in given.items()]
+        with open(self._told, "w", encoding="utf-8") as errors:
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors}
+            self._process = subprocess.Popen(command, text=True, env=environment, **pipes)
+
+    def step(self, times: int = 1) -> None:
+        """Runs steps; after an error none."""
+        for _ in range(times):
+            if self.error is None:
+                with contextlib.suppress(BrokenPipeError):
+                    print(file=self._process.stdin, flush=True)
+                line = self._process.stdout.readline()
+                if line:
+                    self.steps.append(json.loads(line))
+                else:
+                    self._fail()
+
+    def _fail(self) -> None:
+        status = self._process.wait()
+        with open(self._told, encoding="utf-8") as errors:
+            self.error = (errors.read().strip().splitlines() or [f"ended with {status}"])[-1][:300]
+
+    def peak_bytes(self) -> int:
+        """Of the steps after the first."""
+        return max(int(step["peak"]) for step in self.steps[1:])
+
+    def close(self) -> None:
+        """Ends the process."""
+        with contextlib.suppress(BrokenPipeError):
+            self._process.communicate()
+        self._folder.cleanup()
+
+    def figures(self, plain: _Row, turns: int) -> dict[str, Any]:
+        """Ratios to the first step of `plain` and to its steps in turns, peaks, and whether all bits are equal."""
+        if self.error is not None:
+            return {"error": self.error}
+        beside = list(zip(self.steps[-turns:], plain.steps[-turns:], strict=True))
+        ratios = {}
+        for kind, name, first in (("seconds", "step", "first"), ("cpu", "cpu", "first_cpu")):
+            ratios[name] = statistics.median(own[kind] / other[kind] for own, other in beside)
+            ratios[first] = self.steps[0][kind] / plain.steps[0][kind]
+        same = all(own["digest"] == other["digest"] for own, other in zip(self.steps, plain.steps, strict=False))
+        return {
+            "ratios": ratios,
+            "peak": self.peak_bytes(),
+            "first_peak": self.steps[0]["peak"],
+            "predicted": self.steps[-1]["predicted"],
+            "step_s": statistics.median(step["seconds"] for step in self.steps[-turns:]),
+            "same": same,
+            **({} if self.budget in (None, _UNLIMITED_BYTES) else {"budget": self.budget}),
+        }
 
 
 _RATIOS = ("step", "cpu", "first", "first_cpu")
@@ -177,36 +228,46 @@ def _names(share: float) -> tuple[str, str]:
     return f"activation_memory_budget {share}", f"memscale, the peak of {share}"
 
 
-def _round(arguments: list[str], budgets: dict[str, float]) -> dict[str, dict[str, Any]]:
-    """Every row once. `budgets` has those of the wrapped rows; the first round makes them of torch's peaks."""
-    rows = {PLAIN: _run(arguments)}
-    if "error" in rows[PLAIN]:
-        return rows
-    rows[NOTHING_TO_DO] = _run(arguments, budget=_UNLIMITED_BYTES)
+def _round(arguments: list[str], steps: int, rows: dict[str, _Row]) -> None:
+    """Every row once, into `rows`."""
+
+    def begin(name: str, warm_steps: int, **given: float) -> bool:
+        rows[name] = _Row(arguments, **given)
+        rows[name].step(warm_steps)
+        return rows[name].error is None
+
+    if not begin(PLAIN, _WARM_STEPS):
+        return
+    begin(NOTHING_TO_DO, _WARM_STEPS, budget=_UNLIMITED_BYTES)
     for share in SHARES:
         theirs, ours = _names(share)
-        rows[theirs] = _run(arguments, share=share)
-        if "error" not in rows[theirs]:
-            rows[ours] = _run(arguments, budget=budgets.setdefault(ours, rows[theirs]["peak"]))
-            rows[ours]["budget"] = budgets[ours]
-    for row in rows.values():
-        if "error" not in row:
-            row["ratios"] = {name: row[name] / rows[PLAIN][name] for name in _RATIOS}
-            row["same"] = row["digests"] == rows[PLAIN]["digests"]
-    return rows
+        if begin(theirs, _WARM_STEPS + steps, share=share):  # its heap grows for some steps
+            begin(ours, _WARM_STEPS, budget=rows[theirs].peak_bytes())
+    for _ in range(steps):
+        for row in rows.values():
+            row.step()
 
 
-def measure(arguments: list[str], rounds: int = 1) -> dict[str, dict[str, Any]]:
+def _measure_once(arguments: list[str], steps: int) -> dict[str, dict[str, Any]]:
+    rows: dict[str, _Row] = {}
+    try:
+        _round(arguments, steps, rows)
+        measured = rows if rows[PLAIN].error is None else {PLAIN: rows[PLAIN]}
+        return {name: row.figures(rows[PLAIN], steps) for name, row in measured.items()}
+    finally:
+        for row in rows.values():
+            row.close()
+
+
+def measure(arguments: list[str], steps: int, rounds: int = 1) -> dict[str, dict[str, Any]]:
     """The rows by name, each with `error`, or with peaks in bytes, `ratios` to the first row's times and `same`."""
-    budgets: dict[str, float] = {}
-    every = [_round(arguments, budgets) for _ in range(rounds)]
+    every = [_measure_once(arguments, steps) for _ in range(rounds)]
     rows = every[0]
     for name, row in rows.items():
-        others = [other[name] for other in every if name in other and "error" not in other[name]]
+        others = [other[name] for other in every if "error" not in other.get(name, {"error": ""})]
         if "error" not in row:
             row["ratios"] = {ratio: statistics.median(other["ratios"][ratio] for other in others) for ratio in _RATIOS}
             row["same"] = all(other["same"] for other in others)
-            row |= {peak: max(other[peak] for other in others) for peak in ("peak", "first_peak")}
     return rows
 
 
@@ -256,8 +317,9 @@ def missed_goals(rows: dict[str, dict[str, Any]]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, value in (("layers", 6), ("width", 256), ("batch", 16), ("length", 512), ("steps", 5), ("threads", 2)):
+    for name, value in (("layers", 6), ("width", 256), ("batch", 16), ("length", 512), ("threads", 2)):
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--steps", type=int, default=12, help="of each row in turns, after its first three")
     parser.add_argument("--backend", default="inductor")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--rounds", type=int, default=1)
@@ -267,9 +329,9 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=0.0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.row:
-        print(json.dumps(_row(options)))
+        _serve(options)
         return
-    rows = measure(sys.argv[1:], options.rounds)
+    rows = measure(sys.argv[1:], options.steps, options.rounds)
     lines, missed = table(rows), missed_goals(rows)
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:

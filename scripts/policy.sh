@@ -22,7 +22,7 @@ python -m memscale.policy.training "$folder" --output "$folder/policy.json"
 if [ -n "${POLICY_UPDATE:-}" ]; then
     cp "$folder/manifest.json" "$manifest"
     cp "$folder/policy.json" "$ROOT/src/policy/shipped.json"
-    python -m memscale.policy.evaluation "$folder" "$folder/policy.json" --output "$ROOT/docs/results" --time 60
+    python -m memscale.policy.evaluation "$folder" "$folder/policy.json" --output "$ROOT/docs/results" --time 200
     say "replaced $manifest and shipped.json; put the table into docs/results/policy.md"
     exit 0
 fi

@@ -55,9 +55,15 @@ bool ms_policy_strategy(const ms_policy *policy, size_t i, ms_strategy *strategy
 
 uint64_t ms_policy_cost(const ms_policy *policy, size_t i, const ms_strategy_context *context)
 {
-    uint64_t sums[MS__POLICY_STRATEGIES_MOST];
-    sum_costs(policy, context, sums);
-    return i < policy->strategy_count ? sums[i] : UINT64_MAX;
+    if (i >= policy->strategy_count) {
+        return UINT64_MAX;
+    }
+    uint64_t sum = policy->base_cost[i];
+    for (uint32_t t = 0; t < policy->tree_count; t++) {
+        const ms__tree *tree = &policy->trees[t];
+        sum += tree->strategy == i ? leaf_cost(&policy->nodes[tree->first_node], context->value) : 0;
+    }
+    return sum;
 }
 
 const char *ms_policy_name(const ms_policy *policy)

@@ -192,7 +192,7 @@ def _drawn_rows() -> Any:
     families = rng.choice(["llama", "gpt2", "bert"], count)
     rows = [{"family": str(family)} for family in families]
     work = rng.random((count, len(listed)))
-    return training.Rows(rows, listed, contexts, fits, regret, work, rng.random(count) < 0.2)
+    return training.Rows(rows, listed, contexts, fits, fits, regret, work, rng.random(count) < 0.2)
 
 
 def test_the_export_gives_the_librarys_own_predictions() -> None:

@@ -4,6 +4,7 @@ messages and its page are tested in tests/python/test_gpu_bench.py. At 35% no pl
 from __future__ import annotations
 
 import argparse
+import itertools
 from typing import Any
 
 import pytest
@@ -48,17 +49,18 @@ def test_full_fine_tuning_in_bf16_has_the_bits_of_fp32_state_on_the_card(monkeyp
 
 @pytest.mark.double
 def test_compiled_layers_are_measured_on_the_card_with_equal_bits():
-    def row(budget: float) -> Any:
+    def row(budget: float) -> list[dict[str, Any]]:
         sizes = {"threads": 1, "backend": "aot_eager", **bench.SMALL_COMPILED_SIZES}
-        return compiled._row(argparse.Namespace(device="cuda", share=0.0, budget=budget, **sizes))
+        steps = compiled.training(argparse.Namespace(device="cuda", share=0.0, budget=budget, **sizes))
+        return list(itertools.islice(steps, 4))
 
     try:
         plain, wrapped = row(0.0), row(compiled._UNLIMITED_BYTES)
-        budget = 0.9 * max(step[2] for step in plain["steps"])
+        budget = 0.9 * max(step["peak"] for step in plain)
         limited = row(budget)
     finally:
         torch.use_deterministic_algorithms(False)
-    assert plain["predicted"] is None and wrapped["predicted"] is not None
-    digests = [[step[3] for step in made["steps"]] for made in (plain, wrapped, limited)]
+    assert plain[0]["predicted"] is None and wrapped[0]["predicted"] is not None
+    digests = [[step["digest"] for step in steps] for steps in (plain, wrapped, limited)]
     assert digests[0] == digests[1] == digests[2]
-    assert max(step[2] for step in limited["steps"]) <= budget
+    assert max(step["peak"] for step in limited) <= budget

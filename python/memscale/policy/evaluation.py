@@ -38,13 +38,13 @@ def choices_of(rows: Rows, artifact: Path) -> dict[str, np.ndarray]:
     # Where the rules choose what no row tried, the run fits comfortably: every strategy gives the same plan.
     rules = [places.get(_core.policy_choice(None, context)[1:], 0) for context in contexts]
     count = len(rows.rows)
-    constant = int(rows.cost()[~rows.held_out].mean(axis=0).argmin())
+    constant = int(rows.price()[~rows.held_out].mean(axis=0).argmin())
     return {
         "policy": np.array(trained),
         "rules": np.array(rules),
         "widest": np.zeros(count, dtype=int),
         f"constant: {_name(names, rows.actions[constant])}": np.full(count, constant),
-        "oracle": rows.cost().argmin(axis=1),
+        "oracle": rows.price().argmin(axis=1),
     }
 
 
@@ -54,16 +54,18 @@ def _name(names: list[str], action: Action) -> str:
 
 def figures(rows: Rows, choice: np.ndarray, among: np.ndarray) -> dict[str, float]:
     """Judges one way to choose on the rows `among`: mean, 95th percentile and maximum of its regret; how many of its
-    choices fit nothing though another fits; the planner's work over the widest strategy's, median and sum."""
+    choices have no plan though another has, and how many have none for a loop that holds as much; the planner's work
+    over the widest strategy's, median and sum."""
     index = np.arange(len(choice))
-    regret, work, fits = (a[index, choice][among] for a in (rows.regret, rows.work, rows.fits))
+    regret, work, plans, fits = (a[index, choice][among] for a in (rows.regret, rows.work, rows.plans, rows.fits))
     events = np.array([row["outcomes"][0][4] for row in rows.rows], dtype=np.float64)[among]
     return {
         "rows": int(among.sum()),
         "regret": float(regret.mean()),
         "regret_95": float(np.quantile(regret, 0.95)),
         "regret_most": float(regret.max()),
-        "misfits": int((~fits).sum()),
+        "no_plan": int((~plans).sum()),
+        "holds_less": int((plans & ~fits).sum()),
         "work_median": float(np.median(work)),
         "work": float((work * events).sum() / events.sum()),
     }
@@ -97,12 +99,13 @@ def _table(rows: Rows, choices: dict[str, np.ndarray]) -> str:
         if not among.any():
             continue
         lines += [f"\n**{title}** ({int(among.sum())} runs)\n"]
-        lines += ["| | mean regret | 95% | most | fit nothing | planning, median | planning, sum |"]
-        lines += ["|---|---|---|---|---|---|---|"]
+        lines += ["| | mean regret | 95% | most | no plan | holds less | planning, median | planning, sum |"]
+        lines += ["|---|---|---|---|---|---|---|---|"]
         for name, choice in choices.items():
             f = figures(rows, choice, among)
             regret = " | ".join(f"{100 * f[key]:.2f}%" for key in ("regret", "regret_95", "regret_most"))
-            lines.append(f"| {name} | {regret} | {f['misfits']} | {f['work_median']:.3f} | {f['work']:.3f} |")
+            misses, work = f"{f['no_plan']} | {f['holds_less']}", f"{f['work_median']:.3f} | {f['work']:.3f}"
+            lines.append(f"| {name} | {regret} | {misses} | {work} |")
     return "\n".join(lines) + "\n"
 
 

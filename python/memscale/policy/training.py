@@ -33,10 +33,9 @@ STOPPING_FAMILIES = ("mistral", "recurrent", "gpt2")
 # A strategy under which nothing fits costs the search of the widest on top, and is never the better choice.
 MISFIT_COST = 1.0
 # Beyond it, a larger regret teaches nothing more, and would outweigh all other rows.
-REGRET_MOST = 0.2
-# The whole search of the widest strategy is worth this share of a step. With 0.01 the median planning is twice as fast
-# as the widest strategy's, but fresh runs had more regret than under the rules.
-WORK_COST = 0.006
+REGRET_MOST = 0.5
+# The whole search of the widest strategy is worth this share of a step: the median planning is twice as fast as its.
+WORK_COST = 0.028
 
 # Sizes and rates of the run itself are left to the ratios: they carry over to other models and machines.
 FEATURES = (
@@ -64,9 +63,9 @@ CHECKED = (
     "layer_count",
     "event_count",
 )
-# A run that does not fit even if each layer is recomputed: few plans fit, a short search may miss the good ones, and
-# the price can be a whole step. The rules decide, under which the planner sees everything.
-TIGHT = ("recompute_peak_permille", 1000)
+# A run that hardly fits even if each layer is recomputed is tight: few plans fit, a short search may miss the good
+# ones, and the price can be a whole step. Training makes the trees choose a whole search there.
+TIGHT = ("recompute_peak_permille", 980)
 _UNIT = 2**20
 
 
@@ -107,7 +106,8 @@ class Rows:
     rows: list[dict[str, Any]]
     actions: list[Action]
     contexts: np.ndarray
-    fits: np.ndarray  # a plan for a loop that holds as much as under any other strategy
+    plans: np.ndarray  # whether there is a plan
+    fits: np.ndarray  # and it is for a loop that holds as much as under any other strategy
     regret: np.ndarray  # over the best strategy that fits; that of the widest if the action itself does not fit
     work: np.ndarray  # replayed events over the widest strategy's; both searches if it does not fit
     held_out: np.ndarray
@@ -116,9 +116,16 @@ class Rows:
         """The values of one feature."""
         return self.contexts[:, _core.policy_tables()[0].index(name)]
 
-    def cost(self) -> np.ndarray:
-        """What training minimises."""
+    def price(self) -> np.ndarray:
+        """Of each action on each row, in steps: the regret and the planner's work."""
         return np.where(self.fits, np.minimum(self.regret, REGRET_MOST), MISFIT_COST) + WORK_COST * self.work
+
+    def cost(self) -> np.ndarray:
+        """What training minimises: the price, but on a tight row that of a misfit for every short search."""
+        cost = self.price()
+        is_short = np.array([first != self.actions[0][0] for first, _ in self.actions])
+        cost[np.ix_(self.column(TIGHT[0]) > TIGHT[1], is_short)] = MISFIT_COST
+        return cost
 
 
 def _second_of(action: Action) -> int | None:
@@ -157,6 +164,7 @@ def load_rows(*folders: Path) -> Rows:
     rows, listed = [row for folder in folders for row in read_rows(folder) if row["outcomes"][0][0]], actions()
     outcomes = _with_seconds(np.array([row["outcomes"] for row in rows], dtype=np.float64), listed)
     fits, care, step, events = outcomes[:, :, 0] > 0, outcomes[:, :, 1], outcomes[:, :, 2], outcomes[:, :, 4]
+    plans = fits.copy()
     fits &= care >= np.where(fits, care, -1).max(axis=1, keepdims=True)
     best = np.where(fits, step, np.inf).min(axis=1, keepdims=True)
     step = np.where(fits, step, step[:, :1])
@@ -165,7 +173,7 @@ def load_rows(*folders: Path) -> Rows:
     pressure = contexts[:, _core.policy_tables()[0].index("pressure_permille")]
     held_out = np.array([r["family"] in HELD_OUT_FAMILIES or r["class"] in HELD_OUT_CLASSES for r in rows])
     held_out |= (pressure >= HELD_OUT_PRESSURE[0]) & (pressure < HELD_OUT_PRESSURE[1])
-    return Rows(rows, listed, contexts, fits, step / best - 1, work, held_out)
+    return Rows(rows, listed, contexts, plans, fits, step / best - 1, work, held_out)
 
 
 # -- trees ------------------------------------------------------------------------------------
@@ -174,7 +182,7 @@ def load_rows(*folders: Path) -> Rows:
 def _parameters(seed: int) -> dict[str, Any]:
     return {
         "objective": "regression",
-        "num_leaves": 4,
+        "num_leaves": 12,
         "learning_rate": 0.1,
         "min_data_in_leaf": 10,
         "lambda_l2": 5.0,
@@ -235,13 +243,11 @@ def _nodes(tree: dict[str, Any]) -> tuple[list[list[int]], int]:
 
 
 def _ranges(rows: Rows, trained: np.ndarray, used: list[str]) -> list[dict[str, Any]]:
-    listed = used + [name for name in (*CHECKED, TIGHT[0]) if name not in used]
     features = []
-    for name in listed:
-        seen = rows.column(name)[trained]
-        most = TIGHT[1] if name == TIGHT[0] else int(seen.max())
-        numbers = {"least": int(seen.min()), "usual": int(np.sort(seen)[len(seen) // 2]), "most": most}
-        features.append({"name": name, **numbers, "is_checked": name in (*CHECKED, TIGHT[0])})
+    for name in used + [name for name in CHECKED if name not in used]:
+        seen = np.sort(rows.column(name)[trained])
+        numbers = {"least": int(seen[0]), "usual": int(seen[len(seen) // 2]), "most": int(seen[-1])}
+        features.append({"name": name, **numbers, "is_checked": name in CHECKED})
     return features
 
 
@@ -262,7 +268,7 @@ def _body(name: str, rows: Rows, boosters: list[Any], chosen: list[int], used: l
         row = {"mode": mode, "enable_checkpointing": recomputes, "enable_offloading": moves}
         row |= {"search_permille": permille, "second_permille": second}
         listed.append(row | {"base_cost": bases[place] - min(bases)})
-    features = _ranges(rows, trained_rows(rows), used)
+    features = _ranges(rows, ~rows.held_out, used)
     return {"name": name, "features": features, "strategies": listed, "trees": trees}
 
 
@@ -283,15 +289,10 @@ def _inputs(rows: Rows, names: list[str]) -> np.ndarray:
     return np.stack([rows.column(name) for name in names], axis=1)
 
 
-def trained_rows(rows: Rows) -> np.ndarray:
-    """Those that are neither held out nor tight."""
-    return ~rows.held_out & (rows.column(TIGHT[0]) <= TIGHT[1])
-
-
-def train(rows: Rows, name: str, seed: int = 1, most_trees: int = 20) -> Trained:
+def train(rows: Rows, name: str, seed: int = 1, most_trees: int = 50) -> Trained:
     """Trains on the rows that are not held out. Strategies that are never chosen and features that no tree reads are
     left out, and the rest is trained again."""
-    trained = trained_rows(rows)
+    trained = ~rows.held_out
     stops = np.array([row["family"] in STOPPING_FAMILIES for row in rows.rows])[trained]
     cost, used = rows.cost()[trained], list(FEATURES)
     chosen = list(range(len(_CHOICES)))
@@ -333,7 +334,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, required=True, help="receives the artifact")
     parser.add_argument("--name", default="memscale-1")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--trees", type=int, default=20, help="most trees of a strategy")
+    parser.add_argument("--trees", type=int, default=50, help="most trees of a strategy")
     asked = parser.parse_args(arguments)
     rows = load_rows(*asked.corpus)
     trained = train(rows, asked.name, asked.seed, asked.trees)

@@ -227,11 +227,9 @@ def _nearest(rng: random.Random, like: Likeness) -> tuple[_Drawn, list[str]]:
 def draw(number: int, likes: Sequence[Likeness] = ()) -> Scenario:
     """The run with this number; with `likes` one of these, each as likely."""
     rng = random.Random(number)
-    like, differs = rng.choice(likes) if likes else None, []
-    if like is not None:
-        (family, hardware_class, graph, hardware), differs = _nearest(rng, like)
-    else:
-        family, hardware_class, graph, hardware = _model_and_machine(rng, FAMILIES, CLASSES)
+    like = rng.choice(likes) if likes else None
+    drawn, differs = _nearest(rng, like) if like else (_model_and_machine(rng, FAMILIES, CLASSES), [])
+    family, hardware_class, graph, hardware = drawn
     ranks = rng.choice((1, 1, 1, 2, 4, 8))
     config: dict[str, Any] = json.loads(_core.config_defaults())
     if ranks > 1:

@@ -191,7 +191,7 @@ class _Row:
             self.error = (errors.read().strip().splitlines() or [f"ended with {status}"])[-1][:300]
 
     def peak_bytes(self) -> int:
-        """Of the steps after the first."""
+        """Returns the largest peak of the steps after the first."""
         return max(int(step["peak"]) for step in self.steps[1:])
 
     def close(self) -> None:
@@ -260,12 +260,14 @@ def _measure_once(arguments: list[str], steps: int) -> dict[str, dict[str, Any]]
 
 
 def measure(arguments: list[str], steps: int, rounds: int = 1) -> dict[str, dict[str, Any]]:
-    """The rows by name, each with `error`, or with peaks in bytes, `ratios` to the first row's times and `same`."""
+    """The rows by name, each with `error`, or with peaks in bytes, `ratios` to the first row's times and `same`. Peaks
+    and budget are those of the round that came closest to its budget, or exceeded it by most."""
     every = [_measure_once(arguments, steps) for _ in range(rounds)]
     rows = every[0]
     for name, row in rows.items():
         others = [other[name] for other in every if "error" not in other.get(name, {"error": ""})]
         if "error" not in row:
+            row |= max(others, key=lambda other: max(other["peak"], other["first_peak"]) - other.get("budget", 0))
             row["ratios"] = {ratio: statistics.median(other["ratios"][ratio] for other in others) for ratio in _RATIOS}
             row["same"] = all(other["same"] for other in others)
     return rows

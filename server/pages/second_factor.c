@@ -13,8 +13,8 @@ enum { URI_BYTES = 2048, QR_EDGE = 4 };
 
 /* ---- checks --------------------------------------------------------------------- */
 
-/* Checks the form's code. Returns 0 if it is right, or if there is no second factor and none is needed (`may_be_off`);
- * otherwise the status of the refusal, which was answered. */
+/* Checks the form's code. Returns 0 if the code is right, and if `may_be_off` is set and the account has no second factor.
+ * Otherwise answers the request and returns the status of that answer. */
 static int check_code(mss_request *r, bool may_be_off)
 {
     ms_error err;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -131,6 +132,15 @@ def compiled_rows(**changes: Any) -> dict[str, Any]:
 def test_each_goal_that_compiled_layers_miss_gets_a_line(changes, line):
     missed = compiled.missed_goals(compiled_rows(**changes))
     assert line in missed, missed
+
+
+def test_a_step_over_its_budget_counts_in_every_round(monkeypatch):
+    kept, over = compiled_rows(), compiled_rows(first_peak=101)
+    for order in ([kept, over], [over, kept]):
+        rounds = iter(copy.deepcopy(order))
+        monkeypatch.setattr(compiled, "_measure_once", lambda arguments, steps, rounds=rounds: next(rounds))
+        missed = compiled.missed_goals(compiled.measure([], 1, 2))
+        assert missed == [f"memscale, the peak of {share}: over its budget" for share in compiled.SHARES]
 
 
 def test_compiled_layers_that_meet_all_goals_miss_none():

@@ -24,14 +24,19 @@ from typing import Any
 
 from .. import _core
 from .events import Events, read_events
-from .scenarios import draw
+from .scenarios import Scenario, draw
 
-__all__ = ["main", "make_corpus", "read_rows", "row_of"]
+__all__ = ["main", "make_corpus", "read_rows", "row_of", "scenario_of"]
 
 PART_ROWS = 20
 _SEEDS = 1_000_000_007
 
 Job = tuple[str, int, int, int, Events | None]  # the arguments of make_part()
+
+
+def scenario_of(seed: int, index: int, events: Events | None = None) -> Scenario:
+    """The run of a row."""
+    return draw(seed * _SEEDS + index, events.listed if events is not None else ())
 
 
 def row_of(seed: int, index: int, events: Events | None = None) -> dict[str, Any]:
@@ -42,7 +47,7 @@ def row_of(seed: int, index: int, events: Events | None = None) -> dict[str, Any
         [fits, care, step_ns, peak_bytes, replayed_events]. With `events` also the file's digest, and the sizes
         in which the run differs from its event.
     """
-    scenario = draw(seed * _SEEDS + index, events.listed if events is not None else ())
+    scenario = scenario_of(seed, index, events)
     source = {} if events is None else {"events": events.digest[:16], "differs": list(scenario.differs)}
     context, outcomes = _core.policy_outcomes(scenario.graph, scenario.hardware, scenario.config)
     return {
@@ -191,7 +196,7 @@ def _manifest(folder: Path, seed: int, parts: list[int], events: Events | None) 
 
 
 def _source(events: Events, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the manifest says of the events, and how many runs differ from theirs in which size."""
+    """Returns the manifest's entry for the events. `differ` counts the runs that differ from their event, by size."""
     differ = _counts(name for row in rows for name in row["differs"])
     return {"digest": events.digest, "used": len(events.listed), "skipped": events.skipped, "differ": differ}
 

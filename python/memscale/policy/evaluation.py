@@ -18,12 +18,11 @@ import numpy as np
 
 from .. import _core
 from .artifact import load_policy
-from .scenarios import Scenario, draw
+from .corpus import scenario_of
+from .scenarios import Scenario
 from .training import HELD_OUT_CLASSES, HELD_OUT_FAMILIES, HELD_OUT_PRESSURE, Action, Rows, load_rows
 
 __all__ = ["choices_of", "figures", "main"]
-
-_SEEDS = 1_000_000_007
 
 
 def choices_of(rows: Rows, artifact: Path) -> dict[str, np.ndarray]:
@@ -111,10 +110,11 @@ def _table(rows: Rows, choices: dict[str, np.ndarray]) -> str:
 
 def planning_times(rows: Rows, artifact: Path, runs: int) -> list[tuple[float, float]]:
     """Seconds of processor time to plan under the policy, decision included, and under the widest strategy, for the
-    first `runs` held-out rows."""
+    first `runs` held-out rows. A row of an event is left out: its run can't be drawn again without the event."""
     handle, times = load_policy(artifact).handle, []
-    for place in np.flatnonzero(rows.held_out)[:runs]:
-        scenario = draw(rows.rows[place]["seed"] * _SEEDS + rows.rows[place]["index"])
+    held_out = [row for row, is_held in zip(rows.rows, rows.held_out, strict=True) if is_held and "events" not in row]
+    for row in held_out[:runs]:
+        scenario = scenario_of(row["seed"], row["index"])
         config = json.loads(scenario.config) | {"auto_policy": True}
         widest = json.dumps(config | {"mode": "aggressive"})
 

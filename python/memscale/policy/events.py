@@ -17,16 +17,6 @@ from typing import Any
 
 __all__ = ["Events", "Likeness", "read_events"]
 
-_DECODERS = ("llama", "mistral", "qwen2", "qwen3", "gpt2")
-# The families of a class of architecture, or the nearest that can be drawn; all of them for other classes.
-_FAMILIES = {
-    "decoder": _DECODERS,
-    "encoder": ("bert",),
-    "encoder_decoder": ("bert", "gpt2"),
-    "attention": ("bert", "gpt2"),
-    "convolutional": ("convolutional",),
-    "recurrent": ("recurrent",),
-}
 _UNITS = {None: 1.0, "M": 1e6, "B": 1e9, "GB": 1e9}
 _BUCKET = re.compile(r"([<>]?)([\d.]+)(GB|B|M)?(?:-([\d.]+)(GB|B|M)?)?")
 _OPEN_END = 4.0  # ">2" is 2 to 8
@@ -38,7 +28,7 @@ def _range(bucket: str) -> Range | None:
     """The least and the most of a bucket such as "<10M", "9-18GB" or ">2"; None for "unknown".
 
     Raises:
-        ValueError: it is no bucket.
+        ValueError: the text is not a bucket.
     """
     if bucket == "unknown":
         return None
@@ -53,9 +43,9 @@ def _range(bucket: str) -> Range | None:
 
 @dataclass(frozen=True)
 class Likeness:
-    """What a run must be like: names to choose from, and ranges."""
+    """The classes of an event, which a run is to have too. None: unknown."""
 
-    families: tuple[str, ...] | None  # None: any
+    architecture: str
     on_gpu: bool | None
     parameters: Range | None
     device_bytes: Range | None
@@ -75,7 +65,7 @@ def _likeness(event: dict[str, Any]) -> Likeness | None:
         return None
     on_gpu = None if event["device"] == "unknown" else event["device"] == "gpu"
     parameters, memory, layers = (_range(event[name]) for name in ("parameters", "device_memory", "layers"))
-    return Likeness(_FAMILIES.get(event["architecture"]), on_gpu, parameters, memory, layers, pressure)
+    return Likeness(event["architecture"], on_gpu, parameters, memory, layers, pressure)
 
 
 @dataclass(frozen=True)
@@ -92,7 +82,7 @@ def read_events(path: Path) -> Events:
 
     Raises:
         OSError: the file can't be read.
-        ValueError: a line is no event of schema version 2, or no event has a plan under pressure.
+        ValueError: a line is not an event of schema version 2, or none of the events has a plan under pressure.
     """
     body = path.read_bytes()
     listed, skipped = [], 0

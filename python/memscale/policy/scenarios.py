@@ -21,6 +21,15 @@ __all__ = ["CLASSES", "FAMILIES", "Scenario", "draw"]
 
 _DECODERS = ("llama", "mistral", "qwen2", "qwen3")
 FAMILIES = (*_DECODERS, "gpt2", "bert", *KINDS)
+# By an event's class of architecture: the families that are of the class or nearest to it; any for other classes.
+_FAMILIES_OF = {
+    "decoder": (*_DECODERS, "gpt2"),
+    "encoder": ("bert",),
+    "encoder_decoder": ("bert", "gpt2"),
+    "attention": ("bert", "gpt2"),
+    "convolutional": ("convolutional",),
+    "recurrent": ("recurrent",),
+}
 
 _GB = 10**9
 _FP32_BYTES = 4
@@ -199,7 +208,7 @@ def _model_and_machine(rng: random.Random, families: Sequence[str], classes: Seq
 
 
 def _sizes(graph: str, hardware: str) -> dict[str, float]:
-    """What an event has buckets of."""
+    """Returns the sizes that events give as buckets."""
     document, machine = json.loads(graph), json.loads(hardware)
     device = machine["gpus"][machine["device"]] if machine["device"] >= 0 else machine["ram"]
     return {
@@ -211,10 +220,11 @@ def _sizes(graph: str, hardware: str) -> dict[str, float]:
 
 def _nearest(rng: random.Random, like: Likeness) -> tuple[_Drawn, list[str]]:
     """The draw that is like the event in most classes, and the names of those in which it differs."""
+    families = _FAMILIES_OF.get(like.architecture, FAMILIES)
     classes = CLASSES if like.on_gpu is None else tuple(_GPUS if like.on_gpu else _DISKS)
     nearest, differs = None, [""] * 4
     for _ in range(_DRAWS_MOST):
-        drawn = _model_and_machine(rng, like.families or FAMILIES, classes)
+        drawn = _model_and_machine(rng, families, classes)
         other = like.differs(_sizes(*drawn[2:]))
         if len(other) < len(differs):
             nearest, differs = drawn, other

@@ -117,11 +117,11 @@ class Rows:
         return self.contexts[:, _core.policy_tables()[0].index(name)]
 
     def price(self) -> np.ndarray:
-        """Of each action on each row, in steps: the regret and the planner's work."""
+        """Returns the price of each action on each row, in steps: regret and the planner's work."""
         return np.where(self.fits, np.minimum(self.regret, REGRET_MOST), MISFIT_COST) + WORK_COST * self.work
 
     def cost(self) -> np.ndarray:
-        """What training minimises: the price, but on a tight row that of a misfit for every short search."""
+        """Returns what training minimises: the price. On a tight row every short search costs as much as a misfit."""
         cost = self.price()
         is_short = np.array([first != self.actions[0][0] for first, _ in self.actions])
         cost[np.ix_(self.column(TIGHT[0]) > TIGHT[1], is_short)] = MISFIT_COST

@@ -72,8 +72,8 @@ class Place:
         script = self.folder / "script.py"
         script.write_text(textwrap.dedent(code))
         return subprocess.Popen(
-            [sys.executable, str(script), *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env={**self.environment, **variables}, cwd=self.folder,
+            [sys.executable, str(script), *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True, env={**self.environment, **variables}, cwd=self.folder,
         )  # fmt: skip
 
     def run(self, code: str, *arguments: str, **variables: str) -> tuple[str, str]:
@@ -160,6 +160,110 @@ def test_a_run_ends_as_its_process_does(
     place.run(FAKE + f"memscale.connect(name={name!r}, exit_seconds=60)\nrun = begin()\ntrain(1, 5)\n{ending}\n")
     assert_run(program, name, 5, outcome)
     assert place.spooled() == []
+
+
+# A Hugging Face Trainer and a Lightning fit, each in a script that goes on after its training. argv: run name, what the
+# data raises at its 7th sample.
+TRAINERS = {
+    "huggingface": """
+        import sys
+        import torch, transformers
+        import memscale
+
+        class Net(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layers = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)))
+            def forward(self, x):
+                return {"loss": self.layers(x).square().mean()}
+
+        class Data(torch.utils.data.Dataset):
+            def __len__(self):
+                return 12
+            def __getitem__(self, number):
+                if number == 6 and raised is not None:
+                    raise raised
+                return {"x": torch.ones(64)}
+
+        raised = {"": None, "error": ValueError("oh"), "interrupt": KeyboardInterrupt()}[sys.argv[2]]
+        settings = transformers.TrainingArguments(
+            "out", per_device_train_batch_size=2, num_train_epochs=1, report_to=[], use_cpu=True, save_strategy="no",
+            remove_unused_columns=False, disable_tqdm=True, data_seed=0, train_sampling_strategy="sequential",
+        )
+        trainer = transformers.Trainer(Net(), settings, train_dataset=Data())
+        memscale.connect(name=sys.argv[1], exit_seconds=60)
+        memscale.wrap(trainer, memscale.Config(force_optimize=True))
+        fit = trainer.train
+    """,
+    "lightning": """
+        import sys
+        import lightning, torch
+        import memscale
+
+        class Net(lightning.LightningModule):
+            def __init__(self):
+                super().__init__()
+                self.layers = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)))
+            def training_step(self, batch, number):
+                return self.layers(batch).square().mean()
+            def configure_optimizers(self):
+                return torch.optim.AdamW(self.parameters())
+
+        class Data(torch.utils.data.Dataset):
+            def __len__(self):
+                return 12
+            def __getitem__(self, number):
+                if number == 6 and raised is not None:
+                    raise raised
+                return torch.ones(64)
+
+        raised = {"": None, "error": ValueError("oh"), "interrupt": KeyboardInterrupt()}[sys.argv[2]]
+        trainer = lightning.Trainer(
+            max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        memscale.connect(name=sys.argv[1], exit_seconds=60)
+        memscale.wrap(trainer, memscale.Config(force_optimize=True))
+        fit = lambda: trainer.fit(Net(), torch.utils.data.DataLoader(Data(), batch_size=2))
+    """,
+}
+AFTER_FIT = """
+try:
+    fit()
+except BaseException as error:
+    print("caught", type(error).__name__)
+print("goes on", flush=True)
+input()
+"""
+
+
+@pytest.mark.parametrize(
+    ("raised", "outcome", "steps"),
+    [("", "finished", [6]), ("error", "failed", [2, 3]), ("interrupt", "stopped", [2, 3])],  # a batch is read ahead
+)
+@pytest.mark.parametrize("trainer", list(TRAINERS))
+def test_a_run_ends_with_its_trainer_s_training(
+    place: Place,
+    program: Client,
+    key: Callable[[], str],
+    rates: str,
+    trainer: str,
+    raised: str,
+    outcome: str,
+    steps: list[int],
+) -> None:
+    pytest.importorskip("transformers" if trainer == "huggingface" else "lightning")
+    name = key()
+    process = place.start(textwrap.dedent(TRAINERS[trainer]) + AFTER_FIT, name, raised, XDG_CACHE_HOME=rates)
+    try:
+        wait_until(lambda: (run_of(program, name) or {"outcome": "running"})["outcome"] != "running")
+        assert process.poll() is None, "the script has ended, and its run with it"
+        run = run_of(program, name)
+        assert run is not None and run["outcome"] == outcome and run["step_count"] in steps
+    finally:
+        output, errors = process.communicate("\n", timeout=PATIENCE_S)
+    assert output.endswith("goes on\n"), errors
+    assert_run(program, name, run["step_count"], outcome)
 
 
 def test_the_environment_is_enough_and_disconnect_ends_it(

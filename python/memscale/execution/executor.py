@@ -328,6 +328,11 @@ class Executor:
         """Whether `attach()` was called, and `detach()` not since."""
         return self._root is not None
 
+    def training_ended(self, error: BaseException | None = None) -> None:
+        """Tells that a trainer's loop is over, by `error` or as it should: its run on a server ends."""
+        if self.run_watch is not None:
+            self.run_watch.training_ended(error)
+
     def detach(self) -> None:
         """Removes every hook and attribute from the model. Graphs that still wait for their backward
         stay usable; their extents on the lower tier are released with them."""

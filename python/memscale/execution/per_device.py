@@ -113,6 +113,11 @@ class DeviceExecutors:
         finally:
             del refused  # its traceback has this frame
 
+    def training_ended(self, error: BaseException | None = None) -> None:
+        """As `Executor.training_ended()`, for each device."""
+        for executor in self._executors.values():
+            executor.training_ended(error)
+
     def detach(self) -> None:
         """Removes every hook and attribute from the model, the leader's first, as they surround the others."""
         for executor in self._executors.values():

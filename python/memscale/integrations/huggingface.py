@@ -149,10 +149,18 @@ class WrappedTrainer:
         wrap_module(model, self._config, self._sample_input)
         self._model = model
 
-    def _unwrap_model(self) -> None:
+    def _executor(self) -> Any:
         from ..session.setup import executor_of
 
-        executor = executor_of(self._model) if self._model is not None else None
+        return executor_of(self._model) if self._model is not None else None
+
+    def _tell_end(self, error: BaseException | None) -> None:
+        executor = self._executor()
+        if executor is not None:
+            executor.training_ended(error)
+
+    def _unwrap_model(self) -> None:
+        executor = self._executor()
         if executor is not None:
             executor.detach()
         self._model = None
@@ -167,12 +175,15 @@ class WrappedTrainer:
                 _log.info("train: the model is wrapped again")
                 self._wrap_model(self._trainer.model)
         try:
-            return original(*args, **kwargs)
+            trained = original(*args, **kwargs)
         except BaseException as error:
             self._broke_off = True
+            self._tell_end(error)
             self._unwrap_model()
             _log.info("train ended by %s: the model is unwrapped until the next train()", type(error).__name__)
             raise
+        self._tell_end(None)
+        return trained
 
     def _call_model_init(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> torch.nn.Module:
         model: torch.nn.Module = original(*args, **kwargs)
@@ -183,17 +194,13 @@ class WrappedTrainer:
         return model
 
     def _training_step(self, original: Callable[..., Any], model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        from ..session.setup import executor_of
-
         self._meter.step_begins(inputs, self._trainer.args.world_size)
-        executor = executor_of(self._model) if self._model is not None else None
+        executor = self._executor()
         call = functools.partial(original, model, inputs, *args, **kwargs)
         return executor.run_step(call) if executor is not None else call()
 
     def _log(self, original: Callable[..., Any], logs: dict[str, float], *args: Any, **kwargs: Any) -> Any:
-        from ..session.setup import executor_of
-
-        executor = executor_of(self._model) if self._model is not None else None
+        executor = self._executor()
         if executor is not None and "loss" in logs:
             logs = {**logs, **self._meter.read(executor)}
         elif executor is not None and "train_runtime" in logs:

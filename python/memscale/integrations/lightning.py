@@ -111,18 +111,23 @@ class MemScaleCallback:
             )
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        """Detaches the executor."""
-        self._detach()
+        """Detaches the executor. The run on a server, if there is one, has finished."""
+        self._end(None)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Detaches the executor."""
-        self._detach()
+        """Detaches the executor. The run on a server has failed or was stopped."""
+        self._end(exception)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Detaches the executor, if the fit ended without the other callbacks."""
         self._detach()
 
     # -- parts -----------------------------------------------------------------------------
+
+    def _end(self, error: BaseException | None) -> None:
+        if self.executor is not None:
+            self.executor.training_ended(error)
+        self._detach()
 
     def _detach(self) -> None:
         if self.executor is not None:

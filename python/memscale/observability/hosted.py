@@ -21,7 +21,7 @@ from ..errors import ConfigError
 from .connection import Connection, HostedRun
 from .sender import Server
 
-__all__ = ["begin_run", "connect", "disconnect"]
+__all__ = ["begin_run", "connect", "disconnect", "outcome_of"]
 
 _log = logging.getLogger("memscale")
 
@@ -147,9 +147,8 @@ def _spool_folder(url: str, token: str) -> pathlib.Path:
     return pathlib.Path(cache) / "memscale" / f"server-{digest}"
 
 
-def _outcome_at_exit() -> str:
-    """What the interpreter says of the script: it keeps the exception that ended it."""
-    kind = getattr(sys, "last_type", None)
+def outcome_of(kind: type[BaseException] | None) -> str:
+    """How training ended that this kind of exception ended, or none."""
     if kind is None:
         return "finished"
     return "stopped" if issubclass(kind, KeyboardInterrupt) else "failed"
@@ -157,7 +156,7 @@ def _outcome_at_exit() -> str:
 
 def _end_at_exit() -> None:
     with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C: the user does not want to wait
-        _end(_outcome_at_exit(), None)
+        _end(outcome_of(getattr(sys, "last_type", None)), None)  # the exception that ended the script
 
 
 def _forget_in_child() -> None:

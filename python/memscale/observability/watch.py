@@ -171,6 +171,13 @@ class RunWatch(Source):
             if self._hosted is not None:
                 self._hosted.ended("finished", self._counters())
 
+    @_harmless
+    def training_ended(self, error: BaseException | None) -> None:
+        """A trainer's loop has ended, by `error` or as planned, and with it its run on a server. A later step begins
+        another."""
+        if self._hosted is not None:
+            self._hosted.ended(hosted.outcome_of(None if error is None else type(error)), self._counters())
+
     def close(self) -> None:
         """Stops serving metrics and closes the log file. The counters can still be read."""
         self._finished()

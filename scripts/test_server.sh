@@ -2,13 +2,16 @@
 # Tests memscale-server (server/): C units, and HTTP tests against the real program, all under the address
 # and undefined-behaviour sanitizers. If the server's libraries are missing and can't be installed, it says
 # so and skips the tests. Passes its arguments to pytest.
-#   MEMSCALE_SERVER_DATABASES  "all" runs every test on PostgreSQL too, "store" those of the store; else SQLite alone
+#   MEMSCALE_SERVER_DATABASES=all  runs every test on PostgreSQL too, not only those of the store
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 
 # Puts what the browser test needs beside the build; the test itself says what is missing.
 try_to_prepare_browser() {
-    local wanted=$ROOT/tests/server/browser/package.json folder=$ROOT/build/browser
+    local wanted=$ROOT/tests/server/browser/package.json folder=$ROOT/build/browser missing=
+    command -v npm >/dev/null 2>&1 || missing="nodejs npm"
+    command -v chromium >/dev/null 2>&1 || missing="$missing chromium"
+    [ -z "$missing" ] || (install_packages $missing) >/dev/null 2>&1 || true
     command -v npm >/dev/null 2>&1 && command -v chromium >/dev/null 2>&1 || return 0
     cmp -s "$wanted" "$folder/package.json" && [ -d "$folder/node_modules/axe-core" ] && return 0
     mkdir -p "$folder"
@@ -16,24 +19,25 @@ try_to_prepare_browser() {
     (cd "$folder" && timeout 120 npm install --no-audit --no-fund --no-package-lock) >/dev/null 2>&1 || true
 }
 
-# Unpacks Debian's PostgreSQL below build/ if there is none; installing it would start a server. The tests start their
-# own, and say if they can't.
-try_to_prepare_postgresql() {
-    local folder=$ROOT/build/postgresql
-    if compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || command -v initdb >/dev/null 2>&1 ||
-        [ -d "$folder/usr" ] || ! command -v apt-get >/dev/null 2>&1; then
-        return 0
+# Unpacks packages of Debian below build/ that are not installed: installing them would start servers. The tests start
+# their own, and say what is missing.
+try_to_prepare_programs() {
+    local folder=$ROOT/build/programs server
+    if [ ! -d "$folder/usr" ] && command -v apt-get >/dev/null 2>&1; then
+        mkdir -p "$folder"
+        (
+            cd "$folder"
+            server=$(apt-cache depends postgresql | sed -n 's/.*Depends: \(postgresql-[0-9]*\)$/\1/p')
+            for package in nginx caddy libfaketime wrk "$server" "${server/postgresql-/postgresql-client-}"; do
+                timeout 120 apt-get download "$package" || continue # the others may be there
+            done
+            for package in *.deb; do
+                dpkg-deb --extract "$package" .
+            done
+            rm ./*.deb
+        ) >"$folder/log" 2>&1 || say "some of the tests' programs could not be fetched: see build/programs/log"
     fi
-    mkdir -p "$folder"
-    (
-        cd "$folder"
-        server=$(apt-cache depends postgresql | sed -n 's/.*Depends: \(postgresql-[0-9]*\)$/\1/p')
-        timeout 300 apt-get download "$server" "${server/postgresql-/postgresql-client-}"
-        for package in *.deb; do
-            dpkg-deb --extract "$package" .
-        done
-        rm ./*.deb
-    ) >"$folder/log" 2>&1 || say "PostgreSQL could not be fetched"
+    export PATH=$PATH:/usr/sbin:$folder/usr/bin:$folder/usr/sbin
 }
 
 "$ROOT/scripts/build.sh" # the client that test_push.py runs
@@ -50,7 +54,7 @@ meson_tests asan --suite server
 
 say "the server over HTTP"
 try_to_prepare_browser
-[ -z "${MEMSCALE_SERVER_DATABASES:-}" ] || try_to_prepare_postgresql
+try_to_prepare_programs
 # Sends what the API's document allows and forbids; its test says if it is missing.
 command -v st >/dev/null 2>&1 || timeout 120 python -m pip install -q schemathesis >/dev/null 2>&1 || true
 export MEMSCALE_SERVER_PROGRAM=$ROOT/build/asan/server/memscale-server

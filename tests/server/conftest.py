@@ -14,8 +14,7 @@ from server_support import PROGRAM, Client, Server, first_team, invite, make_tok
 
 _names = itertools.count()
 
-# With PostgreSQL these run if MEMSCALE_SERVER_DATABASES=store, all if it is "all", none otherwise: beside the other
-# stages of `make test`, a database that crashes and recovers can take minutes.
+# These run on both databases, and all of them if MEMSCALE_SERVER_DATABASES is "all".
 OF_THE_STORE = {
     "test_durability", "test_entry", "test_permissions", "test_postgresql", "test_runs", "test_second_factor",
     "test_two_servers",
@@ -27,14 +26,13 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out what was not asked for."""
-    asked = os.environ.get("MEMSCALE_SERVER_DATABASES")
-    if asked == "all":
+    if os.environ.get("MEMSCALE_SERVER_DATABASES") == "all":
         return
 
     def is_left_out(item: pytest.Item) -> bool:
         call = getattr(item, "callspec", None)
         on_postgres = call is not None and call.params.get("database") == "postgresql"
-        return on_postgres and (asked != "store" or item.path.stem not in OF_THE_STORE)
+        return on_postgres and item.path.stem not in OF_THE_STORE
 
     config.hook.pytest_deselected(items=[item for item in items if is_left_out(item)])
     items[:] = [item for item in items if not is_left_out(item)]

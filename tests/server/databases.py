@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-UNPACKED = pathlib.Path(__file__).resolve().parents[2] / "build" / "postgresql"
+UNPACKED = pathlib.Path(__file__).resolve().parents[2] / "build" / "programs"  # by scripts/test_server.sh
 PASSWORD = "pg-secret-of-the-tests"
 USER = "memscale"
 PATIENCE_S = 120.0
@@ -64,10 +64,7 @@ class Sqlite:
 
 
 def find_programs() -> pathlib.Path | None:
-    """The folder of `initdb` and `postgres`: Debian has one for each version, none of them on the PATH.
-
-    scripts/test_server.sh unpacks Debian's below build/ if none is installed.
-    """
+    """The folder of `initdb` and `postgres`: Debian has one for each version, none of them on the PATH."""
     found = shutil.which("initdb")
     if found is not None:
         return pathlib.Path(found).resolve().parent

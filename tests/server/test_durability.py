@@ -13,6 +13,7 @@ import subprocess
 import threading
 
 import pytest
+from databases import UNPACKED
 from server_support import (
     Client,
     Server,
@@ -26,7 +27,8 @@ from server_support import (
     steps,
 )
 
-FAKETIME = f"/usr/lib/{os.uname().machine}-linux-gnu/faketime/libfaketime.so.1"
+_LIBRARY = f"usr/lib/{os.uname().machine}-linux-gnu/faketime/libfaketime.so.1"
+FAKETIME = next((str(root / _LIBRARY) for root in (pathlib.Path("/"), UNPACKED) if (root / _LIBRARY).exists()), None)
 KILLS = int(os.environ.get("MEMSCALE_SERVER_KILLS", "6"))
 
 
@@ -167,16 +169,68 @@ def test_a_database_of_a_newer_program_is_left_alone(whole_copy: pathlib.Path, t
     assert started.returncode == 1 and "99" in started.stderr
 
 
+class FullDisk:
+    """A file system of 4 MB for the database, and a file that takes what is left of it but for 200 kB."""
+
+    status = 503  # no room
+
+    def __init__(self, data: pathlib.Path) -> None:
+        data.mkdir()
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=4m,mode=700", "memscale-test", str(data)], capture_output=True
+        )
+        if done.returncode != 0:
+            pytest.skip(f"no file system can be mounted here: {done.stderr.decode().strip()}")
+        self.data, self._ballast = data, data / "ballast"
+
+    def fill(self, server: Server) -> None:
+        free = os.statvfs(self.data)
+        self._ballast.write_bytes(bytes(free.f_bavail * free.f_bsize - 200_000))
+
+    def empty(self, server: Server) -> None:
+        self._ballast.unlink()
+
+    def close(self) -> None:
+        subprocess.run(["umount", "--lazy", str(self.data)], check=True)
+
+
+class SizeLimit:
+    """The server's files may not grow by more than 200 kB."""
+
+    status = 500  # an error of writing
+
+    def __init__(self, data: pathlib.Path) -> None:
+        self.data = data
+
+    def fill(self, server: Server) -> None:
+        size = sum(path.stat().st_size for path in self.data.iterdir())
+        subprocess.run(["prlimit", "--pid", str(server.process.pid), f"--fsize={size + 200_000}:"], check=True)
+
+    def empty(self, server: Server) -> None:
+        subprocess.run(["prlimit", "--pid", str(server.process.pid), "--fsize=unlimited:"], check=True)
+
+    def close(self) -> None:
+        pass
+
+
 @on_sqlite
-def test_a_full_disk_is_told_and_nothing_is_lost(data: pathlib.Path) -> None:
-    """The database may not grow: what was acknowledged stays, what can't be stored is refused with 503."""
+@pytest.mark.parametrize("disk", [FullDisk, SizeLimit])
+def test_a_full_disk_is_told_and_nothing_is_lost(data: pathlib.Path, disk: type[FullDisk] | type[SizeLimit]) -> None:
+    """The database may not grow: what was acknowledged stays, and what can't be stored is refused."""
+    place = disk(data)
+    try:
+        fill_and_empty(data, place)
+    finally:
+        place.close()
+
+
+def fill_and_empty(data: pathlib.Path, place: FullDisk | SizeLimit) -> None:
     server = Server(data, "--limits", "1000000")
     owner = sign_up(server, server.first_key(), "owner")
     token = make_token(owner, first_team(owner), "runs:write", "runs:read")
     program = Client(server, token)
     run = program.begin_run("one")
-    size = sum(path.stat().st_size for path in data.iterdir())
-    subprocess.run(["prlimit", "--pid", str(server.process.pid), f"--fsize={size + 200_000}:"], check=True)
+    place.fill(server)
     kept = 0
     for sequence in range(1, 500):
         noise = [{"step": sequence * 1000 + i, "peak_bytes": random.getrandbits(60)} for i in range(300)]
@@ -184,10 +238,10 @@ def test_a_full_disk_is_told_and_nothing_is_lost(data: pathlib.Path) -> None:
         if answer.status != 200:
             break
         kept = sequence
-    assert answer.status in (500, 503) and answer.headers["content-type"] == "application/problem+json"
+    assert answer.status == place.status and answer.headers["content-type"] == "application/problem+json"
     assert server.wait_for_log(answer.json["instance"])["reason"]
     assert program.get(f"/api/v1/runs/{run}").json["last_sequence"] == kept
-    subprocess.run(["prlimit", "--pid", str(server.process.pid), "--fsize=unlimited:"], check=True)
+    place.empty(server)
     assert program.append(run, kept + 1, steps((kept + 1) * 1000, 1)).status == 200
     server.stop(signal.SIGKILL)
     again = Server(data)
@@ -243,7 +297,7 @@ class Shifted(Server):
 
 
 def test_a_clock_that_jumps_ends_what_has_expired_and_loses_nothing(data: pathlib.Path) -> None:
-    if not os.path.exists(FAKETIME):
+    if FAKETIME is None:
         pytest.skip("libfaketime is not installed")
     (data.parent / "shift").write_text("+0d\n")
     server = Shifted(data, "--limits", "1000000")

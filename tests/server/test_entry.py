@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import pathlib
 
 from server_support import PASSWORD, Client, Server, first_team, invite, make_token, sign_up
@@ -58,6 +59,35 @@ def test_a_stranger_and_a_wrong_password_get_the_same_answer(server: Server, joi
     wrong, unknown = Client(server).sign_in(email, "not the password"), Client(server).sign_in("nobody@example.com")
     assert wrong.status == unknown.status == 401
     assert wrong.text.replace(email, "") == unknown.text.replace("nobody@example.com", "")
+
+
+def _processor_ns(server: Server) -> int:
+    """What the server's threads have computed so far."""
+    folders = pathlib.Path(f"/proc/{server.process.pid}/task").iterdir()
+    return sum(int((folder / "schedstat").read_text().split()[0]) for folder in folders)
+
+
+def test_a_stranger_s_password_is_hashed_as_long_as_a_known_one_s(server: Server, join) -> None:
+    email = join("viewer").get("/api/v1/account").json["account"]["email"]
+
+    def cost(address: str) -> int:
+        before = _processor_ns(server)
+        assert Client(server).sign_in(address, "not the password").status == 401
+        return _processor_ns(server) - before
+
+    known, unknown = min(cost(email) for _ in range(3)), min(cost("nobody@example.com") for _ in range(3))
+    assert 0.7 < unknown / known < 1.4  # a hash is nearly all of it
+
+
+def test_more_passwords_than_can_be_hashed_are_refused_at_once(server: Server) -> None:
+    with concurrent.futures.ThreadPoolExecutor(160) as pool:
+        answers = list(
+            pool.map(lambda number: Client(server).sign_in(f"flood{number}@example.com", "x" * 20), range(160))
+        )
+    statuses = [answer.status for answer in answers]
+    assert set(statuses) == {401, 503} and statuses.count(401) >= 64  # the places of the queue
+    assert all("busy" in answer.text for answer in answers if answer.status == 503)
+    assert Client(server).sign_in("nobody@example.com").status == 401
 
 
 def test_signing_in_ends_the_session_that_came_along(server: Server, join) -> None:

@@ -191,6 +191,23 @@ static int add_step(reading *r, const json_t *line, ms_error *err)
     return r->steps.count == MSS_BATCH_STEPS_MOST ? store_steps(r, err) : MS_OK;
 }
 
+/* `line`: one with the event "finish"; NULL if nobody has written to the file for long. */
+static int end_run(mss_local *local, log_file *file, const json_t *line, ms_error *err)
+{
+    const char *told = json_string_value(json_object_get(line, "outcome"));
+    bool is_known = told != NULL && (strcmp(told, "finished") == 0 || strcmp(told, "failed") == 0);
+    const json_t *counters = json_object_get(line, "counters");
+    char *text = json_is_object(counters) ? ms__json_text(counters, true) : NULL;
+    int64_t when_ms = line != NULL ? time_of(line) : file->changed_s * 1000;
+    file->is_quiet = true;
+    int rc = mss_sql_run(
+        local->sql, MSS_RUN_FINISH,
+        MSS_WITH(MSS_TEXT(is_known ? told : "stopped"), MSS_INT(when_ms), MSS_TEXT(text), MSS_TEXT(file->run.text)),
+        NULL, err);
+    ms_free(text);
+    return rc;
+}
+
 /* Whether a line is one of a log; anything else below the folder is none of ours. */
 static bool is_log_line(const json_t *line)
 {
@@ -216,6 +233,12 @@ static int take_line(reading *r, const char *text, size_t length, ms_error *err)
         }
     } else if (strcmp(event, "step") == 0) {
         rc = add_step(r, line, err);
+    } else if (strcmp(event, "finish") == 0 && mss_id_is(&r->file->run) && !r->file->is_quiet) {
+        rc = store_steps(r, err);
+        if (rc == MS_OK) {
+            rc = end_run(r->local, r->file, line, err);
+            r->has_changed = true;
+        }
     }
     json_decref(line);
     return rc;
@@ -273,15 +296,6 @@ static int read_file(mss_local *local, log_file *file, ms_error *err)
     MS__ARRAY_FREE(&r.steps);
     file->has_news = r.has_changed;
     return rc;
-}
-
-static int end_run(mss_local *local, log_file *file, ms_error *err)
-{
-    file->is_quiet = true;
-    return mss_sql_run(
-        local->sql, MSS_RUN_FINISH,
-        MSS_WITH(MSS_TEXT("stopped"), MSS_INT(file->changed_s * 1000), MSS_TEXT(NULL), MSS_TEXT(file->run.text)), NULL,
-        err);
 }
 
 /* ---- the folder --------------------------------------------------------------------- */
@@ -343,7 +357,7 @@ static int look_at(mss_local *local, log_file *file, ms_error *err)
         rc = read_file(local, file, err);
     }
     bool is_old = mss_now_ms() / 1000 - file->changed_s > MSS_LOCAL_QUIET_S;
-    return rc == MS_OK && is_old && !file->is_quiet && mss_id_is(&file->run) ? end_run(local, file, err) : rc;
+    return rc == MS_OK && is_old && !file->is_quiet && mss_id_is(&file->run) ? end_run(local, file, NULL, err) : rc;
 }
 
 static int look_at_some(mss_local *local, log_file **files, size_t count, ms_error *err)

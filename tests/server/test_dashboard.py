@@ -128,6 +128,18 @@ def test_a_run_that_nobody_writes_to_has_stopped(dashboard: Dashboard, folder: p
     assert run["finished_at"] == "2023-11-14T22:13:20.000Z"
 
 
+@pytest.mark.parametrize("outcome", ["finished", "failed", "stopped"])
+def test_a_run_ends_as_its_log_says(dashboard: Dashboard, folder: pathlib.Path, outcome: str) -> None:
+    text = line("plan", plan=PLAN) + line("step", step={"step": 1}) + line("step", step={"step": 2})
+    end = line("finish", outcome=outcome, counters={"steps": 2})
+    (folder / "run.log").write_text(text + end + text)
+    runs = wait_for(Client(dashboard), lambda runs: [run["step_count"] for run in runs] == [2, 2])
+    assert sorted(run["outcome"] for run in runs) == sorted([outcome, "running"])
+    (ended,) = [run for run in runs if run["outcome"] == outcome]
+    assert ended["finished_at"] == "2026-01-31T12:00:00.000Z"
+    assert Client(dashboard).get(f"/api/v1/runs/{ended['id']}").json["counters"] == {"steps": 2}
+
+
 def test_a_log_that_began_anew_is_another_run(dashboard: Dashboard, folder: pathlib.Path) -> None:
     log = folder / "run.log"
     log.write_text("".join(line("step", step={"step": number}) for number in range(1, 10)))

@@ -53,8 +53,8 @@ int mss_api_artifact_set(mss_request *r)
     ms_error err;
     stored before;
     bool is_used_up = false;
-    if (r->body_bytes == 0) {
-        return mss_answer_problem(r, 422, "The document is empty.");
+    if (r->route->body == MSS_BODY_HTML && (r->body_bytes == 0 || r->body[0] != '<')) {
+        return mss_answer_problem(r, 422, "A report is HTML, which begins with \"<\".");
     }
     mss_hash hash = mss_hash_of(r->body, r->body_bytes);
     int rc = find(r, &hash, &before, &err);

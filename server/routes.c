@@ -62,6 +62,8 @@ static const mss_route routes[] = {
      MSS_LIMIT_PLAN, mss_api_plan, mss_api_plan_prepare},
     {MSS_POST, "/api/v1/frontiers", MSS_MAY_PLAN_MAKE, MSS_TEAM_IN_QUERY, MSS_LANE_WRITE, MSS_BODY_JSON, 16 * MB,
      MSS_LIMIT_PLAN, mss_api_frontier_create, NULL},
+    {MSS_POST, "/api/v1/runs/{run}/frontier", MSS_MAY_PLAN_MAKE, MSS_RUN_IN_PATH, MSS_LANE_WRITE, MSS_BODY_JSON, 4 * KB,
+     MSS_LIMIT_PLAN, mss_api_run_frontier, NULL},
     GET_READ("/api/v1/frontiers/{job}", PLAN_MAKE, MSS_JOB_IN_PATH, mss_api_frontier_show),
     GET_READ("/api/v1/frontiers/{job}/result", PLAN_MAKE, MSS_JOB_IN_PATH, mss_api_frontier_result),
 
@@ -117,6 +119,7 @@ static const mss_route routes[] = {
     GET_READ("/runs/{run}/compare", RUN_READ, MSS_RUN_IN_PATH, mss_page_compare),
     GET_READ("/projects", RUN_READ, MSS_TEAM_IN_QUERY, mss_page_projects),
     FORM_WRITE("/runs/{run}/delete", RUN_DELETE, MSS_RUN_IN_PATH, MSS_LIMIT_PAGE, NULL, mss_page_run_delete),
+    FORM_WRITE("/runs/{run}/frontier", PLAN_MAKE, MSS_RUN_IN_PATH, MSS_LIMIT_PLAN, NULL, mss_page_run_frontier),
     FORM_WRITE("/teams", SELF, MSS_NO_SUBJECT, MSS_LIMIT_PAGE, NULL, mss_page_team_make),
     GET_READ("/teams/{team}", TEAM_READ, MSS_TEAM_IN_PATH, mss_page_team),
     FORM_WRITE("/teams/{team}/invitations", TEAM_MANAGE, MSS_TEAM_IN_PATH, MSS_LIMIT_PAGE, NULL, mss_page_invite),

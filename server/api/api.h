@@ -106,7 +106,11 @@ int mss_api_telemetry(mss_request *r);
 int mss_api_plan_prepare(mss_request *r);
 int mss_api_plan(mss_request *r);
 int mss_api_frontier_create(mss_request *r);
+int mss_api_run_frontier(mss_request *r);
 int mss_api_frontier_show(mss_request *r);
 int mss_api_frontier_result(mss_request *r);
+
+/* Begins a frontier of the run's stored graph, hardware and config: 0, or the status of a refusal. */
+int mss_frontier_of_run(mss_request *r, const char *run, uint64_t points, mss_id *job);
 
 #endif

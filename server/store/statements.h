@@ -13,6 +13,8 @@
     "CASE WHEN r.step_count > 0 THEN r.sum_step_ns / r.step_count END AS mean_step_ns "
 #define RUN_FROM "FROM run r JOIN project p ON p.id = r.project LEFT JOIN account a ON a.id = r.account "
 
+#define JOB_COLUMNS "id, run, state, points, points_done, problem, created_at, started_at, finished_at "
+
 #define MSS_STATEMENT_TABLE(X) \
     /* the schema */ \
     X(SCHEMA_VERSION, "SELECT version FROM schema_version") \
@@ -145,12 +147,13 @@
     X(ARTIFACT_LIST, "SELECT kind, bytes, stored_at FROM artifact WHERE run = $1 ORDER BY kind") \
     X(ARTIFACT_DATA, "SELECT data FROM artifact WHERE run = $1 AND kind = $2") \
     /* frontiers */ \
-    X(JOB_ADD, "INSERT INTO job (id, team, account, points, request_json, created_at) " \
-               "VALUES ($1, $2, $3, $4, $5, $6)") \
+    X(JOB_ADD, "INSERT INTO job (id, team, account, run, points, request_json, created_at) " \
+               "VALUES ($1, $2, $3, $4, $5, $6, $7)") \
     X(JOB_TEAM, "SELECT team FROM job WHERE id = $1") \
     X(JOB_WAITING, "SELECT count(*) FROM job WHERE team = $1 AND finished_at IS NULL") \
-    X(JOB_SHOW, "SELECT id, state, points, points_done, problem, created_at, started_at, finished_at FROM job " \
-                "WHERE id = $1") \
+    X(JOB_SHOW, "SELECT " JOB_COLUMNS "FROM job WHERE id = $1") \
+    X(JOB_OF_RUN, \
+      "SELECT " JOB_COLUMNS ", result_json FROM job WHERE run = $1 ORDER BY created_at DESC, id DESC LIMIT 1") \
     X(JOB_RESULT, "SELECT result_json FROM job WHERE id = $1") \
     X(JOB_NEXT, "SELECT id, request_json FROM job WHERE state = 'queued' ORDER BY created_at, id LIMIT 1") \
     X(JOB_START, "UPDATE job SET state = 'running', started_at = $1 WHERE id = $2") \

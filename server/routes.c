@@ -15,6 +15,18 @@ enum { KB = 1000, MB = 1000 * KB };
     {method, path, MSS_MAY_##verb, subject, MSS_LANE_WRITE, MSS_BODY_NONE, 0, MSS_LIMIT_PAGE, handle, NULL}
 #define FORM_WRITE(path, verb, subject, limit, prepare, handle) \
     {MSS_POST, path, MSS_MAY_##verb, subject, MSS_LANE_WRITE, MSS_BODY_FORM, 4 * KB, limit, handle, prepare}
+#define ARTIFACT(kind, body, most) \
+    {MSS_PUT, \
+     "/api/v1/runs/{run}/artifacts/" kind, \
+     MSS_MAY_RUN_WRITE, \
+     MSS_RUN_IN_PATH, \
+     MSS_LANE_WRITE, \
+     body, \
+     most, \
+     MSS_LIMIT_WRITE, \
+     mss_api_artifact_set, \
+     NULL}, \
+        GET_READ("/api/v1/runs/{run}/artifacts/" kind, RUN_READ, MSS_RUN_IN_PATH, mss_api_artifact_show)
 #define INLINE(path, handle) \
     {MSS_GET, path, MSS_MAY_PUBLIC, MSS_NO_SUBJECT, MSS_LANE_INLINE, MSS_BODY_NONE, 0, MSS_LIMIT_NONE, handle, NULL}
 
@@ -34,6 +46,10 @@ static const mss_route routes[] = {
     GET_READ("/api/v1/runs/{run}", RUN_READ, MSS_RUN_IN_PATH, mss_api_run_show),
     EMPTY_WRITE(MSS_DELETE, "/api/v1/runs/{run}", RUN_DELETE, MSS_RUN_IN_PATH, mss_api_run_delete),
     GET_READ("/api/v1/runs/{run}/plan", RUN_READ, MSS_RUN_IN_PATH, mss_api_run_plan),
+    ARTIFACT("graph", MSS_BODY_JSON, 16 * MB),
+    ARTIFACT("hardware", MSS_BODY_JSON, 64 * KB),
+    ARTIFACT("config", MSS_BODY_JSON, 64 * KB),
+    ARTIFACT("report", MSS_BODY_HTML, 4 * MB),
     JSON_WRITE(MSS_POST, "/api/v1/runs/{run}/steps", RUN_WRITE, MSS_RUN_IN_PATH, 512 * KB, mss_api_run_append),
     GET_READ("/api/v1/runs/{run}/steps", RUN_READ, MSS_RUN_IN_PATH, mss_api_run_steps),
     GET_READ("/api/v1/runs/{run}/events", RUN_READ, MSS_RUN_IN_PATH, mss_api_run_events),
@@ -46,6 +62,8 @@ static const mss_route routes[] = {
      MSS_LIMIT_PLAN, mss_api_plan, mss_api_plan_prepare},
     {MSS_POST, "/api/v1/frontiers", MSS_MAY_PLAN_MAKE, MSS_TEAM_IN_QUERY, MSS_LANE_WRITE, MSS_BODY_JSON, 16 * MB,
      MSS_LIMIT_PLAN, mss_api_frontier_create, NULL},
+    {MSS_POST, "/api/v1/runs/{run}/frontier", MSS_MAY_PLAN_MAKE, MSS_RUN_IN_PATH, MSS_LANE_WRITE, MSS_BODY_JSON, 4 * KB,
+     MSS_LIMIT_PLAN, mss_api_run_frontier, NULL},
     GET_READ("/api/v1/frontiers/{job}", PLAN_MAKE, MSS_JOB_IN_PATH, mss_api_frontier_show),
     GET_READ("/api/v1/frontiers/{job}/result", PLAN_MAKE, MSS_JOB_IN_PATH, mss_api_frontier_result),
 
@@ -101,6 +119,7 @@ static const mss_route routes[] = {
     GET_READ("/runs/{run}/compare", RUN_READ, MSS_RUN_IN_PATH, mss_page_compare),
     GET_READ("/projects", RUN_READ, MSS_TEAM_IN_QUERY, mss_page_projects),
     FORM_WRITE("/runs/{run}/delete", RUN_DELETE, MSS_RUN_IN_PATH, MSS_LIMIT_PAGE, NULL, mss_page_run_delete),
+    FORM_WRITE("/runs/{run}/frontier", PLAN_MAKE, MSS_RUN_IN_PATH, MSS_LIMIT_PLAN, NULL, mss_page_run_frontier),
     FORM_WRITE("/teams", SELF, MSS_NO_SUBJECT, MSS_LIMIT_PAGE, NULL, mss_page_team_make),
     GET_READ("/teams/{team}", TEAM_READ, MSS_TEAM_IN_PATH, mss_page_team),
     FORM_WRITE("/teams/{team}/invitations", TEAM_MANAGE, MSS_TEAM_IN_PATH, MSS_LIMIT_PAGE, NULL, mss_page_invite),
@@ -130,7 +149,7 @@ char *mss_routes_json(void)
 #undef VERB_NAME
     };
     static const char *const subjects[] = {"none", "team", "run", "job", "query"}, *const bodies[] = {"none", "json",
-                                                                                                      "form"};
+                                                                                                      "form", "html"};
     json_t *list = json_array();
     for (size_t i = 0; i < COUNT(routes); i++) {
         const mss_route *route = &routes[i];

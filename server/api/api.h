@@ -48,9 +48,23 @@ int mss_api_projects(mss_request *r);
 
 /* {"items": [...], "next_cursor": ...} of the request's query; NULL with the status if it is refused. */
 json_t *mss_run_page(mss_request *r, int *status);
+/* A run with the list of its artifacts, without their contents. NULL with `err`. */
+json_t *mss_run_document(mss_request *r, const char *run, ms_error *err);
+/* Whether the team's runs take all that they may, or would with `more_bytes` more: their steps, documents, artifacts, and
+ * 1 kB each. */
+MS_NODISCARD int mss_quota_check(mss_request *r, uint64_t more_bytes, bool *is_used_up, ms_error *err);
 /* Both runs and their differences; both must belong to the same team. NULL with the status if it is refused. */
 json_t *mss_run_comparison(mss_request *r, const char *one, const char *other, int *status);
 MS_NODISCARD int mss_run_remove(mss_request *r, const char *run, ms_error *err);
+
+/* ---- artifacts of a run: the last segment of the route is the kind ----------------------- */
+
+int mss_api_artifact_set(mss_request *r);
+int mss_api_artifact_show(mss_request *r);
+
+/* The stored bytes with a NUL behind them, for ms_free(); NULL if the run has none of this kind. */
+MS_NODISCARD int mss_artifact_read(mss_request *r, const char *run, const char *kind, char **text, size_t *bytes,
+                                   ms_error *err);
 
 /* ---- teams, invitations, tokens --------------------------------------------------- */
 
@@ -92,7 +106,11 @@ int mss_api_telemetry(mss_request *r);
 int mss_api_plan_prepare(mss_request *r);
 int mss_api_plan(mss_request *r);
 int mss_api_frontier_create(mss_request *r);
+int mss_api_run_frontier(mss_request *r);
 int mss_api_frontier_show(mss_request *r);
 int mss_api_frontier_result(mss_request *r);
+
+/* Begins a frontier of the run's stored graph, hardware and config: 0, or the status of a refusal. */
+int mss_frontier_of_run(mss_request *r, const char *run, uint64_t points, mss_id *job);
 
 #endif

@@ -37,13 +37,15 @@ static bool is_stopping(mss_jobs *jobs)
     return is;
 }
 
-/* A job that is deleted with its team meanwhile is no error. */
-static void write(mss_jobs *jobs, mss_statement statement, const mss_value *values, size_t count)
+/* False if there is nothing to write to: the job is deleted with its run or team meanwhile, which is no error. */
+static bool write(mss_jobs *jobs, mss_statement statement, const mss_value *values, size_t count)
 {
     ms_error err;
-    if (mss_sql_run(jobs->sql, statement, values, count, NULL, &err) != MS_OK) {
+    int64_t changed = 1;
+    if (mss_sql_run(jobs->sql, statement, values, count, &changed, &err) != MS_OK) {
         mss_log_event(MS_LOG_ERROR, "jobs: %s", err.text);
     }
+    return changed > 0;
 }
 
 static int take_next(mss_jobs *jobs, job *next, ms_error *err)
@@ -64,12 +66,13 @@ static bool look(void *argument, uint32_t points_done)
 {
     job *j = argument;
     uint64_t now_ns = ms_now_ns();
+    bool is_there = true;
     if (points_done > j->points_done && now_ns - j->told_ns > TELL_NS) {
         j->points_done = points_done;
         j->told_ns = now_ns;
-        write(j->jobs, MSS_JOB_PROGRESS, MSS_WITH(MSS_INT(points_done), MSS_TEXT(j->id.text)));
+        is_there = write(j->jobs, MSS_JOB_PROGRESS, MSS_WITH(MSS_INT(points_done), MSS_TEXT(j->id.text)));
     }
-    return !is_stopping(j->jobs);
+    return is_there && !is_stopping(j->jobs);
 }
 
 static void make(job *j)

@@ -201,12 +201,12 @@ static int answer_run(mss_request *r, int status, const char *id)
                                      "last_step", (json_int_t)state.last_step));
 }
 
-/* Whether the team's runs take all that they may: their steps, documents and RUN_BYTES each. */
-static int check_quota(mss_request *r, ms_error *err, bool *is_used_up)
+int mss_quota_check(mss_request *r, uint64_t more_bytes, bool *is_used_up, ms_error *err)
 {
     int64_t used;
+    uint64_t quota = mss_server_settings(r->server)->team_quota_bytes;
     int rc = mss_sql_number(r->sql, MSS_RUN_TEAM_USE, MSS_WITH(MSS_TEXT(r->object.team.text)), &used, err);
-    *is_used_up = rc == MS_OK && (uint64_t)used >= mss_server_settings(r->server)->team_quota_bytes;
+    *is_used_up = rc == MS_OK && ((uint64_t)used >= quota || ms__add_sat((uint64_t)used, more_bytes) > quota);
     return rc;
 }
 
@@ -227,7 +227,7 @@ int mss_api_run_create(mss_request *r)
         rc = find_by_key(r, &hash, &found, &is_same, &err);
     }
     if (rc == MS_OK) {
-        rc = check_quota(r, &err, &is_used_up);
+        rc = mss_quota_check(r, 0, &is_used_up, &err);
     }
     if (rc != MS_OK) {
         status = mss_api_refuse(r, &err);
@@ -325,7 +325,7 @@ int mss_api_run_list(mss_request *r)
 int mss_api_run_show(mss_request *r)
 {
     ms_error err;
-    json_t *run = mss_sql_object(r->sql, MSS_RUN_SHOW, MSS_WITH(MSS_TEXT(r->parameters[0])), &err);
+    json_t *run = mss_run_document(r, r->parameters[0], &err);
     return run != NULL ? mss_answer_json(r, 200, run) : mss_answer_failure(r, &err);
 }
 
@@ -392,7 +392,7 @@ static int append(mss_request *r, uint64_t sequence, mss_steps *steps)
         return mss_answer_problem(r, 409, "The run has finished.");
     }
     bool is_used_up = false;
-    if (sequence % QUOTA_EVERY == 0 && check_quota(r, &err, &is_used_up) != MS_OK) {
+    if (sequence % QUOTA_EVERY == 0 && mss_quota_check(r, 0, &is_used_up, &err) != MS_OK) {
         return mss_answer_failure(r, &err);
     }
     if (is_used_up) {

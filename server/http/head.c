@@ -217,7 +217,9 @@ static int check_body(mss_request *request, struct MHD_Connection *connection)
         return 0;
     }
     const char *type = header(connection, "Content-Type");
-    const char *wanted = route->body == MSS_BODY_JSON ? "application/json" : "application/x-www-form-urlencoded";
+    static const char *const wanted_types[] = {"", "application/json", "application/x-www-form-urlencoded",
+                                               "text/html"};
+    const char *wanted = wanted_types[route->body];
     return is_media_type(type, wanted) ? 0 : mss_answer_problem(request, 415, "Send %s.", wanted);
 }
 

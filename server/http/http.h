@@ -30,7 +30,7 @@ const char *mss_method_name(mss_method method);
 /* INLINE: answers at once, on the thread that reads the network; no database. */
 typedef enum mss_lane { MSS_LANE_INLINE, MSS_LANE_READ, MSS_LANE_WRITE, MSS_LANE_SLOW, MSS_LANE_COUNT } mss_lane;
 
-typedef enum mss_body { MSS_BODY_NONE, MSS_BODY_JSON, MSS_BODY_FORM } mss_body;
+typedef enum mss_body { MSS_BODY_NONE, MSS_BODY_JSON, MSS_BODY_FORM, MSS_BODY_HTML } mss_body;
 
 /* The object whose team decides about permission. */
 typedef enum mss_subject {
@@ -68,7 +68,7 @@ typedef struct mss_answer {
     char allow[40];      /* of a 405: the methods that the path takes */
     uint32_t retry_after_s;
     bool may_be_cached;  /* an asset; everything else is "no-store" */
-    bool is_download;
+    bool is_download;    /* saved, not shown; if a browser shows it all the same, in a sandbox */
     bool keeps_writes;   /* of a refusal in the write lane: what it wrote stays, such as a try that was taken */
     mss_id watch;        /* a run: the answer is a stream of its events */
     mss_id told;         /* a run whose viewers are told `event` after the commit */

@@ -192,12 +192,16 @@ static void add_header(struct MHD_Response *response, const char *name, const ch
     }
 }
 
-/* Nothing but our own scripts, styles and pictures; nobody frames us. */
-static void add_security_headers(const mss_server *server, struct MHD_Response *response)
+/* Nothing but our own scripts, styles and pictures; nobody frames us. What others wrote runs nothing, and has an origin of
+ * its own. */
+static void add_security_headers(const mss_server *server, bool is_download, struct MHD_Response *response)
 {
-    add_header(response, "Content-Security-Policy",
-               "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-               "form-action 'self'; frame-ancestors 'none'; base-uri 'none'");
+    add_header(
+        response, "Content-Security-Policy",
+        is_download
+            ? "sandbox; default-src 'none'; frame-ancestors 'none'"
+            : "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+              "form-action 'self'; frame-ancestors 'none'; base-uri 'none'");
     add_header(response, "X-Content-Type-Options", "nosniff");
     add_header(response, "Referrer-Policy", "same-origin");
     add_header(response, "Cross-Origin-Opener-Policy", "same-origin");
@@ -232,7 +236,7 @@ static enum MHD_Result send_answer(mss_request *request)
     }
     char wait[16] = "";
     snprintf(wait, sizeof wait, "%u", answer->retry_after_s);
-    add_security_headers(request->server, response);
+    add_security_headers(request->server, answer->is_download, response);
     add_header(response, "Content-Type", answer->type);
     add_header(response, "Location", answer->location);
     add_header(response, "Allow", answer->allow);

@@ -22,6 +22,7 @@ int mss_page_welcome_sent(mss_request *r);
 int mss_page_runs(mss_request *r);
 int mss_page_run(mss_request *r);
 int mss_page_run_delete(mss_request *r);
+int mss_page_run_frontier(mss_request *r);
 int mss_page_compare(mss_request *r);
 int mss_page_projects(mss_request *r);
 
@@ -52,8 +53,11 @@ int mss_page_reference(mss_request *r);
 int mss_page_operator(mss_request *r);
 int mss_page_telemetry_forget(mss_request *r);
 
-/* Adds the text of a member "..._bytes" or "..._ns" under `text_name`; "-" if it is missing. */
+/* Add the text of a member "..._bytes" or "..._ns" under `text_name`; "-" if it is missing. */
 void mss_page_bytes_text(json_t *object, const char *name, const char *text_name);
+void mss_page_duration_text(json_t *object, const char *name, const char *text_name);
+/* Adds the texts of a run: its title, sizes and times, and whether it is running. */
+void mss_page_run_texts(json_t *run);
 /* Adds the text of a time such as "2026-01-31T12:00:00.000Z", to the second. */
 void mss_page_time_text(json_t *object, const char *name, const char *text_name);
 

@@ -7,8 +7,6 @@
 #include "pages/pages.h"
 #include "store/statements.h"
 
-enum { LAYERS_MOST = 500, OTHERS_MOST = 50 };
-
 /* ---- runs --------------------------------------------------------------------- */
 
 static void add_text(json_t *run, const char *name, const char *text_name, ms__unit_text (*format)(uint64_t))
@@ -23,6 +21,11 @@ void mss_page_bytes_text(json_t *object, const char *name, const char *text_name
     add_text(object, name, text_name, ms__text_bytes);
 }
 
+void mss_page_duration_text(json_t *object, const char *name, const char *text_name)
+{
+    add_text(object, name, text_name, ms__text_ns);
+}
+
 void mss_page_time_text(json_t *object, const char *name, const char *text_name)
 {
     const char *time = json_string_value(json_object_get(object, name));
@@ -33,7 +36,7 @@ void mss_page_time_text(json_t *object, const char *name, const char *text_name)
     json_object_set_new(object, text_name, json_string(text));
 }
 
-static void decorate_run(json_t *run)
+void mss_page_run_texts(json_t *run)
 {
     add_text(run, "peak_bytes", "peak_text", ms__text_bytes);
     add_text(run, "budget_bytes", "budget_text", ms__text_bytes);
@@ -67,91 +70,13 @@ int mss_page_runs(mss_request *r)
     }
     json_t *items = json_object_get(page, "items");
     for (size_t i = 0; i < json_array_size(items); i++) {
-        decorate_run(json_array_get(items, i));
+        mss_page_run_texts(json_array_get(items, i));
     }
     json_object_set_new(page, "title", json_string("Runs"));
     keep_filter(r, page, "project");
     keep_filter(r, page, "model");
     keep_filter(r, page, "outcome");
     return mss_page_show(r, 200, "runs.html", page);
-}
-
-static json_t *load_run(mss_request *r, const char *id, ms_error *err)
-{
-    json_t *run = mss_sql_object(r->sql, MSS_RUN_SHOW, MSS_WITH(MSS_TEXT(id)), err);
-    if (run != NULL) {
-        decorate_run(run);
-    }
-    return run;
-}
-
-/* The plan layer by layer, as in the report: nodes without a name are the root's own work. */
-static void add_layers(json_t *data, const json_t *plan)
-{
-    json_t *layers = json_array();
-    const json_t *entries = json_object_get(plan, "entries");
-    for (size_t i = 0; i < json_array_size(entries) && json_array_size(layers) < LAYERS_MOST; i++) {
-        json_t *entry = json_array_get(entries, i);
-        const char *name = json_string_value(json_object_get(entry, "name"));
-        if (name == NULL || name[0] == '\0') {
-            continue;
-        }
-        json_t *layer =
-            json_pack("{s:O?, s:O?, s:O?, s:O?, s:O?}", "name", json_object_get(entry, "name"), "technique",
-                      json_object_get(entry, "technique"), "rule", json_object_get(entry, "rule"), "saved_bytes",
-                      json_object_get(entry, "saved_bytes"), "cost_ns", json_object_get(entry, "cost_ns"));
-        add_text(layer, "saved_bytes", "saved_text", ms__text_bytes);
-        add_text(layer, "cost_ns", "cost_text", ms__text_ns);
-        json_array_append_new(layers, layer);
-    }
-    json_object_set_new(data, "layers", layers);
-}
-
-/* The team's latest runs but this one, to compare with. */
-static int add_others(mss_request *r, json_t *data, ms_error *err)
-{
-    json_t *runs = mss_sql_objects(r->sql, MSS_RUN_LIST,
-                                   MSS_WITH(MSS_TEXT(r->object.team.text), MSS_INT(INT64_MAX), MSS_TEXT(""),
-                                            MSS_TEXT(""), MSS_TEXT(""), MSS_TEXT(""), MSS_INT(OTHERS_MOST)),
-                                   err);
-    json_t *others = json_array();
-    for (size_t i = 0; i < json_array_size(runs); i++) {
-        json_t *run = json_array_get(runs, i);
-        if (strcmp(json_string_value(json_object_get(run, "id")), r->parameters[0]) != 0) {
-            decorate_run(run);
-            json_array_append(others, run);
-        }
-    }
-    json_object_set_new(data, "has_others", json_boolean(json_array_size(others) > 0));
-    json_object_set_new(data, "others", others);
-    int rc = runs != NULL ? MS_OK : err->code;
-    json_decref(runs);
-    return rc;
-}
-
-int mss_page_run(mss_request *r)
-{
-    ms_error err;
-    json_t *run = load_run(r, r->parameters[0], &err);
-    json_t *row = run != NULL ? mss_sql_object(r->sql, MSS_RUN_PLAN, MSS_WITH(MSS_TEXT(r->parameters[0])), &err) : NULL;
-    if (row == NULL || add_others(r, run, &err) != MS_OK) {
-        json_decref(run);
-        json_decref(row);
-        return mss_answer_failure(r, &err);
-    }
-    json_object_set_new(run, "title", json_incref(json_object_get(run, "title_text")));
-    add_layers(run, json_object_get(row, "plan"));
-    json_decref(row);
-    return mss_page_show(r, 200, "run.html", run);
-}
-
-int mss_page_run_delete(mss_request *r)
-{
-    ms_error err;
-    if (mss_run_remove(r, r->parameters[0], &err) != MS_OK) {
-        return mss_answer_failure(r, &err);
-    }
-    return mss_answer_redirect(r, "/runs?team=%s", r->object.team.text);
 }
 
 /* "1.050" for 1050 permille; nothing if it is unknown. */
@@ -173,8 +98,8 @@ int mss_page_compare(mss_request *r)
     if (both == NULL) {
         return status;
     }
-    decorate_run(json_object_get(both, "one"));
-    decorate_run(json_object_get(both, "other"));
+    mss_page_run_texts(json_object_get(both, "one"));
+    mss_page_run_texts(json_object_get(both, "other"));
     const json_t *ratios = json_object_get(both, "other_permille");
     add_ratio(both, json_object_get(ratios, "peak_bytes"), "peak_ratio_text");
     add_ratio(both, json_object_get(ratios, "mean_step_ns"), "time_ratio_text");

@@ -85,6 +85,17 @@
     " tries_left INTEGER NOT NULL, created_at BIGINT NOT NULL, expires_at BIGINT NOT NULL);" \
     "CREATE INDEX pending_sign_in_account ON pending_sign_in (account);"
 
+/* Documents that were added to a run, as they came. */
+#define MSS_MIGRATION_4(BYTES) \
+    "CREATE TABLE artifact (" \
+    " run TEXT NOT NULL REFERENCES run ON DELETE CASCADE, kind TEXT NOT NULL, hash " BYTES " NOT NULL," \
+    " bytes BIGINT NOT NULL, stored_at BIGINT NOT NULL, data " BYTES " NOT NULL, PRIMARY KEY (run, kind));"
+
+/* The run whose artifacts a frontier is made of. */
+#define MSS_MIGRATION_5(BYTES) \
+    "ALTER TABLE job ADD COLUMN run TEXT REFERENCES run ON DELETE CASCADE;" \
+    "CREATE INDEX job_run ON job (run);"
+
 /* What servers on one database tell each other: when a bucket of requests is full again (http/shared.h). Nothing of it is
  * worth keeping, so it is in no version, and unlogged: PostgreSQL empties it after a crash. */
 #define MSS_SHARED_TABLES \
@@ -93,6 +104,8 @@
 #define MSS_MIGRATION_TABLE(X) \
     X(MSS_MIGRATION_1) \
     X(MSS_MIGRATION_2) \
-    X(MSS_MIGRATION_3)
+    X(MSS_MIGRATION_3) \
+    X(MSS_MIGRATION_4) \
+    X(MSS_MIGRATION_5)
 
 #endif

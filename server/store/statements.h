@@ -13,6 +13,8 @@
     "CASE WHEN r.step_count > 0 THEN r.sum_step_ns / r.step_count END AS mean_step_ns "
 #define RUN_FROM "FROM run r JOIN project p ON p.id = r.project LEFT JOIN account a ON a.id = r.account "
 
+#define JOB_COLUMNS "id, run, state, points, points_done, problem, created_at, started_at, finished_at "
+
 #define MSS_STATEMENT_TABLE(X) \
     /* the schema */ \
     X(SCHEMA_VERSION, "SELECT version FROM schema_version") \
@@ -131,17 +133,27 @@
                     "WHERE id = $10") \
     X(RUN_FINISH, "UPDATE run SET outcome = $1, finished_at = $2, counters_json = $3 WHERE id = $4") \
     X(RUN_DELETE, "DELETE FROM run WHERE id = $1") \
+    X(RUN_STORED, "UPDATE run SET stored_bytes = stored_bytes + $1 WHERE id = $2") \
     X(RUN_TEAM_USE, "SELECT CAST(coalesce(sum(stored_bytes), 0) AS BIGINT) FROM run WHERE team = $1") \
     X(BATCH_ADD, "INSERT INTO batch (run, sequence, first_step, last_step, steps, data) " \
                  "VALUES ($1, $2, $3, $4, $5, $6)") \
     X(BATCH_LIST, "SELECT steps, data FROM batch WHERE run = $1 AND last_step > $2 ORDER BY sequence") \
+    /* artifacts */ \
+    X(ARTIFACT_FIND, "SELECT hash, bytes FROM artifact WHERE run = $1 AND kind = $2") \
+    X(ARTIFACT_SET, "INSERT INTO artifact (run, kind, hash, bytes, data, stored_at) VALUES ($1, $2, $3, $4, $5, $6) " \
+                    "ON CONFLICT (run, kind) DO UPDATE SET hash = excluded.hash, bytes = excluded.bytes, " \
+                    "data = excluded.data, stored_at = excluded.stored_at") \
+    X(ARTIFACT_SHOW, "SELECT kind, bytes, stored_at FROM artifact WHERE run = $1 AND kind = $2") \
+    X(ARTIFACT_LIST, "SELECT kind, bytes, stored_at FROM artifact WHERE run = $1 ORDER BY kind") \
+    X(ARTIFACT_DATA, "SELECT data FROM artifact WHERE run = $1 AND kind = $2") \
     /* frontiers */ \
-    X(JOB_ADD, "INSERT INTO job (id, team, account, points, request_json, created_at) " \
-               "VALUES ($1, $2, $3, $4, $5, $6)") \
+    X(JOB_ADD, "INSERT INTO job (id, team, account, run, points, request_json, created_at) " \
+               "VALUES ($1, $2, $3, $4, $5, $6, $7)") \
     X(JOB_TEAM, "SELECT team FROM job WHERE id = $1") \
     X(JOB_WAITING, "SELECT count(*) FROM job WHERE team = $1 AND finished_at IS NULL") \
-    X(JOB_SHOW, "SELECT id, state, points, points_done, problem, created_at, started_at, finished_at FROM job " \
-                "WHERE id = $1") \
+    X(JOB_SHOW, "SELECT " JOB_COLUMNS "FROM job WHERE id = $1") \
+    X(JOB_OF_RUN, \
+      "SELECT " JOB_COLUMNS ", result_json FROM job WHERE run = $1 ORDER BY created_at DESC, id DESC LIMIT 1") \
     X(JOB_RESULT, "SELECT result_json FROM job WHERE id = $1") \
     X(JOB_NEXT, "SELECT id, request_json FROM job WHERE state = 'queued' ORDER BY created_at, id LIMIT 1") \
     X(JOB_START, "UPDATE job SET state = 'running', started_at = $1 WHERE id = $2") \

@@ -84,6 +84,9 @@ def ask(client: Client, route: dict[str, str], team: dict[str, Any]) -> int:
         return stream_status(client, path)
     if route["body"] == "form":
         return client.form(path).status
+    if route["body"] == "html":
+        token = {"X-CSRF-Token": client.csrf()} if client.cookie is not None else {}
+        return client.request(route["method"], path, "<p>", {"Content-Type": "text/html", **token}).status
     if route["body"] == "json":
         return client.send(route["method"], path, {"nothing": 1}, **{"Idempotency-Key": "?"}).status
     return client.send(route["method"], path).status

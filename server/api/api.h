@@ -62,6 +62,9 @@ MS_NODISCARD int mss_run_remove(mss_request *r, const char *run, ms_error *err);
 int mss_api_artifact_set(mss_request *r);
 int mss_api_artifact_show(mss_request *r);
 
+/* Stores a document that came with the run's begin, whose bytes are counted; does nothing for NULL. */
+MS_NODISCARD int mss_artifact_add(mss_request *r, const char *run, const char *kind, const char *text, ms_error *err);
+
 /* The stored bytes with a NUL behind them, for ms_free(); NULL if the run has none of this kind. */
 MS_NODISCARD int mss_artifact_read(mss_request *r, const char *run, const char *kind, char **text, size_t *bytes,
                                    ms_error *err);

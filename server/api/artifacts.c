@@ -37,12 +37,23 @@ static int find(mss_request *r, const mss_hash *hash, stored *found, ms_error *e
     return rc;
 }
 
-static int store(mss_request *r, const mss_hash *hash, int64_t more_bytes, ms_error *err)
+static int put(mss_request *r, const char *run, const char *kind, const char *data, size_t bytes, ms_error *err)
 {
-    int rc = mss_sql_run(r->sql, MSS_ARTIFACT_SET,
-                         MSS_WITH(MSS_TEXT(r->parameters[0]), MSS_TEXT(kind_of(r)), MSS_HASH(hash),
-                                  MSS_INT(r->body_bytes), MSS_BLOB(r->body, r->body_bytes), MSS_INT(mss_now_ms())),
-                         NULL, err);
+    mss_hash hash = mss_hash_of(data, bytes);
+    return mss_sql_run(r->sql, MSS_ARTIFACT_SET,
+                       MSS_WITH(MSS_TEXT(run), MSS_TEXT(kind), MSS_HASH(&hash), MSS_INT(bytes), MSS_BLOB(data, bytes),
+                                MSS_INT(mss_now_ms())),
+                       NULL, err);
+}
+
+int mss_artifact_add(mss_request *r, const char *run, const char *kind, const char *text, ms_error *err)
+{
+    return text == NULL ? MS_OK : put(r, run, kind, text, strlen(text), err);
+}
+
+static int store(mss_request *r, int64_t more_bytes, ms_error *err)
+{
+    int rc = put(r, r->parameters[0], kind_of(r), r->body, r->body_bytes, err);
     return rc == MS_OK ? mss_sql_run(r->sql, MSS_RUN_STORED, MSS_WITH(MSS_INT(more_bytes), MSS_TEXT(r->parameters[0])),
                                      NULL, err)
                        : rc;
@@ -66,7 +77,7 @@ int mss_api_artifact_set(mss_request *r)
         return mss_answer_problem(r, 507, "The team's storage is used up; delete runs.");
     }
     if (rc == MS_OK && !before.is_same) {
-        rc = store(r, &hash, more_bytes, &err);
+        rc = store(r, more_bytes, &err);
     }
     json_t *shown = rc == MS_OK ? mss_sql_object(r->sql, MSS_ARTIFACT_SHOW,
                                                  MSS_WITH(MSS_TEXT(r->parameters[0]), MSS_TEXT(kind_of(r))), &err)

@@ -123,6 +123,20 @@ static void free_artifacts(artifacts *of)
     ms_free(of->config);
 }
 
+/* What the run began with. */
+static int read_own_config(mss_request *r, const char *run, char **config, ms_error *err)
+{
+    mss_rows rows;
+    bool has = false;
+    int rc = mss_sql_first(r->sql, MSS_RUN_CONFIG, MSS_WITH(MSS_TEXT(run)), &rows, &has, err);
+    const char *text = rc == MS_OK && has ? mss_rows_text(&rows, 0) : "";
+    if (text[0] != '\0' && (*config = ms_strdup(text)) == NULL) {
+        rc = ms_fail(err, MS_ENOMEM, "frontier: out of memory");
+    }
+    mss_rows_end(&rows);
+    return rc;
+}
+
 static int read_artifacts(mss_request *r, const char *run, artifacts *of, ms_error *err)
 {
     size_t bytes;
@@ -130,7 +144,10 @@ static int read_artifacts(mss_request *r, const char *run, artifacts *of, ms_err
     if (rc == MS_OK) {
         rc = mss_artifact_read(r, run, "hardware", &of->hardware, &bytes, err);
     }
-    return rc == MS_OK ? mss_artifact_read(r, run, "config", &of->config, &bytes, err) : rc;
+    if (rc == MS_OK) {
+        rc = mss_artifact_read(r, run, "config", &of->config, &bytes, err);
+    }
+    return rc == MS_OK && of->config == NULL ? read_own_config(r, run, &of->config, err) : rc;
 }
 
 /* What a client would send to /frontiers: the stored texts are JSON objects, and stay as they are. */

@@ -45,7 +45,7 @@ static int read_state(mss_request *r, const char *run, run_state *state, ms_erro
 typedef struct new_run {
     const char *project, *name, *model, *machine, *graph_digest;
     uint64_t budget_bytes, predicted_peak_bytes, predicted_step_ns;
-    char *versions, *config, *plan; /* JSON texts, NULL when missing */
+    char *versions, *config, *plan, *graph, *hardware; /* JSON texts, NULL when missing */
     mss_id id;
 } new_run;
 
@@ -54,6 +54,8 @@ static void free_new_run(new_run *run)
     ms_free(run->versions);
     ms_free(run->config);
     ms_free(run->plan);
+    ms_free(run->graph);
+    ms_free(run->hardware);
 }
 
 /* An optional object, as compact text. */
@@ -91,10 +93,19 @@ static int read_texts(const ms__json_at *body, new_run *run)
 
 static int read_new_run(const ms__json_at *body, new_run *run)
 {
-    static const char *const members[] = {
-        "project",          "name",         "model", "machine",      "versions",
-        "config",           "graph_digest", "plan",  "budget_bytes", "predicted_peak_bytes",
-        "predicted_step_ns"};
+    static const char *const members[] = {"project",
+                                          "name",
+                                          "model",
+                                          "machine",
+                                          "versions",
+                                          "config",
+                                          "graph_digest",
+                                          "plan",
+                                          "budget_bytes",
+                                          "predicted_peak_bytes",
+                                          "predicted_step_ns",
+                                          "graph",
+                                          "hardware"};
     int rc = ms__json_only(body, members, COUNT(members));
     if (rc == MS_OK) {
         rc = read_texts(body, run);
@@ -115,7 +126,13 @@ static int read_new_run(const ms__json_at *body, new_run *run)
     if (rc == MS_OK) {
         rc = read_document(body, "config", &run->config);
     }
-    return rc == MS_OK ? read_document(body, "plan", &run->plan) : rc;
+    if (rc == MS_OK) {
+        rc = read_document(body, "plan", &run->plan);
+    }
+    if (rc == MS_OK) {
+        rc = read_document(body, "graph", &run->graph);
+    }
+    return rc == MS_OK ? read_document(body, "hardware", &run->hardware) : rc;
 }
 
 /* The run that this key has made before; empty if there is none. */
@@ -169,15 +186,19 @@ static int insert_run(mss_request *r, const new_run *run, const mss_hash *body, 
     if (rc != MS_OK) {
         return rc;
     }
-    return mss_sql_run(r->sql, MSS_RUN_ADD,
-                       MSS_WITH(MSS_TEXT(run->id.text), MSS_TEXT(r->object.team.text), MSS_TEXT(project.text),
-                                MSS_TEXT(r->who.account.text), MSS_TEXT(r->idempotency_key), MSS_HASH(body),
-                                MSS_TEXT(or_null(run->name)), MSS_TEXT(run->model), MSS_TEXT(or_null(run->machine)),
-                                MSS_TEXT(run->versions), MSS_TEXT(run->config), MSS_TEXT(run->plan),
-                                MSS_TEXT(or_null(run->graph_digest)), MSS_U64_OR_NULL(run->budget_bytes),
-                                MSS_U64_OR_NULL(run->predicted_peak_bytes), MSS_U64_OR_NULL(run->predicted_step_ns),
-                                MSS_INT(mss_now_ms()), MSS_INT(RUN_BYTES + r->body_bytes)),
-                       NULL, err);
+    rc = mss_sql_run(r->sql, MSS_RUN_ADD,
+                     MSS_WITH(MSS_TEXT(run->id.text), MSS_TEXT(r->object.team.text), MSS_TEXT(project.text),
+                              MSS_TEXT(r->who.account.text), MSS_TEXT(r->idempotency_key), MSS_HASH(body),
+                              MSS_TEXT(or_null(run->name)), MSS_TEXT(run->model), MSS_TEXT(or_null(run->machine)),
+                              MSS_TEXT(run->versions), MSS_TEXT(run->config), MSS_TEXT(run->plan),
+                              MSS_TEXT(or_null(run->graph_digest)), MSS_U64_OR_NULL(run->budget_bytes),
+                              MSS_U64_OR_NULL(run->predicted_peak_bytes), MSS_U64_OR_NULL(run->predicted_step_ns),
+                              MSS_INT(mss_now_ms()), MSS_INT(RUN_BYTES + r->body_bytes)),
+                     NULL, err);
+    if (rc == MS_OK) {
+        rc = mss_artifact_add(r, run->id.text, "graph", run->graph, err);
+    }
+    return rc == MS_OK ? mss_artifact_add(r, run->id.text, "hardware", run->hardware, err) : rc;
 }
 
 static bool is_key(const char *text)

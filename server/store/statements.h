@@ -131,6 +131,7 @@
                     "predicted_peak_bytes = coalesce($7, predicted_peak_bytes), " \
                     "predicted_step_ns = coalesce($8, predicted_step_ns), stored_bytes = stored_bytes + $9 " \
                     "WHERE id = $10") \
+    X(RUN_CONFIG, "SELECT config_json FROM run WHERE id = $1") \
     X(RUN_FINISH, "UPDATE run SET outcome = $1, finished_at = $2, counters_json = $3 WHERE id = $4") \
     X(RUN_DELETE, "DELETE FROM run WHERE id = $1") \
     X(RUN_STORED, "UPDATE run SET stored_bytes = stored_bytes + $1 WHERE id = $2") \

@@ -9,9 +9,9 @@
  *     }
  *
  * Requests go out one after the other, those of a log in its order. A log may be sent again from its start at any time:
- * the server counts each step once (push_file.h). What is sent of a run: model class, plan without the names of
- * arguments, budget, predictions, versions, numbers of steps, counters, outcome, and the log's file name without its
- * folder. Messages, paths and host names are not sent.
+ * the server counts each step once (push_file.h). What is sent of a run: model class, plan, graph, hardware and config
+ * without paths and values of arguments (push_body.h), budget, predictions, versions, numbers of steps, counters, outcome,
+ * and the log's file name without its folder. Messages, paths and host names are not sent.
  *
  * Not thread-safe: one thread uses a push.
  * Tests: tests/c/observability/test_push.c, test_push_refused.c, tests/server/test_client.py.
@@ -77,7 +77,7 @@ MS_NODISCARD int ms__push_next(ms__push *push, uint64_t now_ns, ms__push_turn *t
 /*
  * The answer to the request of the last turn. By status:
  *   2xx                  taken
- *   413                  the batch is halved, or the plan left out, until it is taken
+ *   413                  the batch is halved, or graph and plan are left out, until it is taken
  *   404, 409, other 4xx  this run is left out; a gap is sent again
  *   401, 403, 421, 3xx, and 404 for a new run: nothing more is sent, as every request would be refused
  *   0, 408, 429, 5xx     again after a while: Retry-After, else 1 s, doubled with each failure up to 5 minutes, less a

@@ -7,6 +7,9 @@
 
 enum { TEXT_MOST_BYTES = 120 };
 
+/* Of a run's begin: those that a server can do without come first. */
+static const char *const documents[] = {"graph", "plan", "hardware", "config"};
+
 /* Puts a text as servers take it: bounded, without control characters; nothing for an empty one. */
 static void put_text(ms__json_writer *writer, json_t *root, const char *name, const char *text)
 {
@@ -52,17 +55,40 @@ static void put_number(ms__json_writer *writer, json_t *root, const char *name, 
     }
 }
 
-/* The plan without its signature, which may hold values of the forward's arguments. */
-static void put_plan(ms__json_writer *writer, json_t *root, const json_t *plan)
+/* Text members of documents that stay on this machine, and what is said in their place (NULL: null). A plan's and a
+ * graph's signature may hold values of the forward's arguments; the others are paths. */
+static const struct secret {
+    const char *document, *inner, *name, *instead;
+} secrets[] = {
+    {"plan", NULL, "signature", ""},
+    {"graph", NULL, "signature", ""},
+    {"hardware", "disk", "dir", "disk"},
+    {"hardware", "ram", "limit_source", ""},
+    {"config", NULL, "disk_offload_dir", NULL},
+    {"config", NULL, "log_file", NULL},
+};
+
+/* Puts a copy of the line's document, without its secrets. */
+static void put_document(ms__json_writer *writer, json_t *root, const json_t *line, const char *document)
 {
-    json_t *copy = json_is_object(plan) ? json_copy((json_t *)(uintptr_t)plan) : NULL;
+    const json_t *given = json_object_get(line, document);
+    json_t *copy = json_is_object(given) ? json_deep_copy(given) : NULL;
     if (copy == NULL) {
         return;
     }
-    if (json_object_get(copy, "signature") != NULL && json_object_set_new(copy, "signature", json_string("")) != 0) {
-        writer->code = MS_ENOMEM;
+    for (size_t i = 0; i < sizeof secrets / sizeof secrets[0]; i++) {
+        const struct secret *one = &secrets[i];
+        json_t *place = one->inner == NULL ? copy : json_object_get(copy, one->inner);
+        const char *text = strcmp(one->document, document) == 0 ? text_in(place, one->name) : NULL;
+        if (text == NULL || text[0] == '\0') {
+            continue; /* empty: the part is off */
+        }
+        json_t *instead = one->instead == NULL ? json_null() : json_string(one->instead);
+        if (json_object_set_new(place, one->name, instead) != 0) {
+            writer->code = MS_ENOMEM;
+        }
     }
-    ms__json_put_value(writer, root, "plan", copy);
+    ms__json_put_value(writer, root, document, copy);
 }
 
 /* Names and versions of packages: texts only. */
@@ -92,7 +118,9 @@ char *ms__run_begin_text(const json_t *line, const ms__push_options *options, co
     put_number(&writer, root, "budget_bytes", json_object_get(pressure, "allowed_bytes"));
     put_number(&writer, root, "predicted_peak_bytes", json_object_get(predicted, "peak_bytes"));
     put_number(&writer, root, "predicted_step_ns", json_object_get(predicted, "step_ns"));
-    put_plan(&writer, root, plan);
+    for (size_t i = 0; i < sizeof documents / sizeof documents[0]; i++) {
+        put_document(&writer, root, line, documents[i]);
+    }
     char *text = writer.code == MS_OK ? ms__json_text(root, true) : NULL;
     json_decref(root);
     return text;
@@ -123,7 +151,7 @@ char *ms__run_end_text(const json_t *line)
     return text;
 }
 
-char *ms__run_without_plan(const char *begin_text)
+char *ms__run_begin_smaller(const char *begin_text)
 {
     json_t *tree = NULL;
     ms__json_at root;
@@ -131,8 +159,8 @@ char *ms__run_without_plan(const char *begin_text)
     if (ms__json_parse(begin_text, strlen(begin_text), "run", &tree, &root, NULL) != MS_OK) {
         return NULL;
     }
-    if (json_object_del(tree, "plan") == 0) {
-        text = ms__json_text(tree, true);
+    for (size_t i = 0; text == NULL && i < sizeof documents / sizeof documents[0]; i++) {
+        text = json_object_del(tree, documents[i]) == 0 ? ms__json_text(root.value, true) : NULL;
     }
     json_decref(tree);
     return text;

@@ -9,15 +9,17 @@
 #include "base/json.h"
 #include "observability/push.h"
 
-/* The body that begins a run: from the line that began it ("plan"), and from its member "run" in a spool, which has
- * project, name, model and versions. `line` NULL: the log's begin is lost. `name` is used if nothing else names the
+/* The body that begins a run: from the line that began it ("plan"), and in a spool from its member "run", which has
+ * project, name, model and versions, and its documents "graph", "hardware" and "config". No document has a path or a
+ * value of the forward's arguments. `line` NULL: the log's begin is lost. `name` is used if nothing else names the
  * run. To be freed with ms_free(); NULL when out of memory. */
 char *ms__run_begin_text(const json_t *line, const ms__push_options *options, const char *name);
 
 /* The body that ends a run: from its line "finish", which a spool has; NULL: it has stopped. NULL when out of memory. */
 char *ms__run_end_text(const json_t *line);
 
-/* The same body without the plan, for a server that finds it too long. NULL if it has none, or when out of memory. */
-char *ms__run_without_plan(const char *begin_text);
+/* The same body without its largest document, for a server that finds it too long. NULL if it has none, or when out of
+ * memory. */
+char *ms__run_begin_smaller(const char *begin_text);
 
 #endif

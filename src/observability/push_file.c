@@ -461,7 +461,7 @@ static bool make_smaller(ms__push_file *file)
         file->batch_most = sent_steps(file) / 2;
         return true;
     }
-    char *smaller = file->asked == MS__PUSH_CREATE ? ms__run_without_plan(file->create) : NULL;
+    char *smaller = file->asked == MS__PUSH_CREATE ? ms__run_begin_smaller(file->create) : NULL;
     if (smaller == NULL) {
         return false;
     }

@@ -112,6 +112,40 @@ def test_steps_are_lines_too_where_the_logger_is_at_debug(
     assert all(step["step_ns"] > 0 and step["predicted_peak_bytes"] > 0 for step in steps)
 
 
+@pytest.mark.parametrize(
+    ("ending", "outcomes"),
+    [
+        ("", ["finished"]),
+        ("raise ValueError('oh')", ["failed"]),
+        ("raise KeyboardInterrupt", ["stopped"]),
+        ("memscale.detach(model)", ["finished"]),
+        ("model._memscale_executor.training_ended(ValueError()); train()", ["failed", "finished"]),
+        ("if os.fork() == 0: sys.exit()\nos.wait()", ["finished"]),
+    ],
+)
+def test_a_log_says_how_its_runs_ended(tmp_path: pathlib.Path, ending: str, outcomes: list[str]) -> None:
+    log = tmp_path / "run.log"
+    script = f"""
+import os, sys, torch, memscale
+model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(3)))
+optimizer = torch.optim.AdamW(model.parameters())
+def train():
+    for _ in range(2):
+        model(torch.ones(4, 8)).sum().backward()
+        optimizer.step()
+memscale.wrap(model, memscale.Config(log_file={str(log)!r}))
+train()
+"""
+    run_python("-c", script + ending)
+    lines = _lines(log)
+    ends = [line for line in lines if line["event"] == "finish"]
+    assert [line["outcome"] for line in ends] == outcomes
+    assert [line["counters"]["steps"] for line in ends] == [2 * (number + 1) for number in range(len(ends))]
+    assert [line["event"] for line in lines if line["event"] in ("plan", "finish")] == ["plan", "finish"] * len(
+        outcomes
+    )
+
+
 def test_a_file_that_was_rotated_away_is_opened_again(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "run.log"
     model = memscale.wrap(_model(), Config(force_optimize=True, log_file=str(path)))

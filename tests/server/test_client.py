@@ -36,7 +36,8 @@ def train(first, last, pause=0.0):
 def begin(name="Net"):
     run = hosted.begin_run(name)
     if run is not None:
-        run.planned({"model": name, "signature": "x='/a/secret'", "pressure": {"allowed_bytes": 4000}})
+        plan = {"model": name, "signature": "x='/a/secret'", "pressure": {"allowed_bytes": 4000}}
+        run.planned({"plan": plan})
     return run
 """
 
@@ -136,10 +137,17 @@ def test_a_wrapped_model_s_run_arrives(place: Place, program: Client, key: Calla
     run = assert_run(program, name, 12, "finished")
     assert run["model"] == "Sequential" and run["versions"]["torch"].startswith("2.")
     assert run["predicted_peak_bytes"] > 0 and run["peak_bytes"] > 0 and run["mean_step_ns"] > 0
-    assert run["machine"] is None and run["config"] is None
+    assert run["machine"] is None and run["config"]["force_optimize"] is True and run["config"]["log_file"] is None
     plan = program.get(f"/api/v1/runs/{run['id']}/plan").json
     assert plan["model"] == "Sequential" and plan["signature"] == ""
+    graph = program.get(f"/api/v1/runs/{run['id']}/artifacts/graph").json
+    hardware = program.get(f"/api/v1/runs/{run['id']}/artifacts/hardware").json
+    assert graph["signature"] == "" and len(graph["nodes"]) >= 3 and hardware["disk"]["dir"] in ("", "disk")
     assert place.spooled() == []
+    job = program.send("POST", f"/api/v1/runs/{run['id']}/frontier", {"points": 4}).json
+    wait_until(lambda: program.get(f"/api/v1/frontiers/{job['id']}").json["state"] in ("done", "failed"))
+    frontier = program.get(f"/api/v1/frontiers/{job['id']}/result").json
+    assert len(frontier["points"]) == 4, frontier
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,16 @@ def test_a_frontier_of_a_run_is_that_of_the_program_byte_for_byte(program: Clien
         assert program.get(f"/api/v1/frontiers/{shown['id']}/result").body == expected
 
 
+def test_what_a_run_begins_with_is_enough(program: Client, key, tmp_path: pathlib.Path) -> None:
+    graph, hardware = (json.loads((DATA / name).read_text()) for name in ("graph_small.json", "hardware_disk.json"))
+    run = program.begin_run(key(), graph=graph, hardware=hardware, config=CONFIG)
+    shown = program.get(f"/api/v1/runs/{run}").json
+    assert [artifact["kind"] for artifact in shown["artifacts"]] == ["graph", "hardware"]
+    assert program.get(f"/api/v1/runs/{run}/artifacts/graph").json == graph
+    job = ended(program, begin(program, run, 5).json["id"])
+    assert program.get(f"/api/v1/frontiers/{job['id']}/result").body == of_program(5, tmp_path)
+
+
 def test_without_graph_or_hardware_there_is_none(program: Client, key) -> None:
     for kinds in ((), ("graph",), ("hardware",), ("hardware", "config")):
         run = stored_run(program, key(), *kinds)

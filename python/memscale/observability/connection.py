@@ -51,7 +51,7 @@ class HostedRun:
     def __init__(self, connection: Connection, model: str) -> None:
         self._connection = connection
         self._head = {"key": uuid.uuid4().hex, "model": model, "versions": _versions(), **connection.names}
-        self._plan: dict[str, Any] | None = None
+        self._documents: dict[str, Any] = {}
         self._is_ended = False
         self.number: int | None = None  # in the spool; set by the thread that writes it
 
@@ -61,10 +61,10 @@ class HostedRun:
         return self._connection.is_open and not self._is_ended
 
     @_harmless
-    def planned(self, document: dict[str, Any]) -> None:
-        """A plan was made. The first one is sent."""
-        if self._plan is None:
-            self._plan = document
+    def planned(self, documents: dict[str, Any]) -> None:
+        """A plan was made from these: ``plan``, ``graph``, ``hardware`` and ``config``. The first ones are sent."""
+        if not self._documents:
+            self._documents = documents
             self._connection.add(self, None)
 
     @_harmless
@@ -82,8 +82,7 @@ class HostedRun:
 
     def begin_line(self, when: float) -> str:
         """The run's first line in the spool."""
-        plan = {} if self._plan is None else {"plan": self._plan}
-        return _line(when, {"event": "plan", "run": self._head, **plan})
+        return _line(when, {"event": "plan", "run": self._head, **self._documents})
 
 
 def _versions() -> dict[str, str]:

@@ -6,11 +6,15 @@ session report plans and steps to it. Its failures never reach them.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import itertools
 import json
 import logging
+import os
+import sys
 import threading
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -73,8 +77,10 @@ class RunWatch(Source):
         self._hardware: str | None = None
         self._plan: str | None = None
         self._subject: tuple[str, int] = ("other", 0)
-        self._first_plan: dict[str, Any] | None = None
+        self._documents: dict[str, str] = {}  # of the first plan
         self._hosted: HostedRun | None = None
+        self._is_running = False
+        _end_with_process(self)
 
     @_harmless
     def describe(self, model: Any, hardware_json: str) -> None:
@@ -97,8 +103,8 @@ class RunWatch(Source):
         """The run on a server; None if runs are not sent. `connect()` may come after `wrap()`, and again."""
         if self._hosted is None or not self._hosted.is_live:
             self._hosted = hosted.begin_run(self.labels[0])
-            if self._hosted is not None and self._first_plan is not None:
-                self._hosted.planned(self._first_plan)
+            if self._hosted is not None and self._documents:
+                self._hosted.planned({name: json.loads(text) for name, text in self._documents.items()})
         return self._hosted
 
     def _record(self, event: str, outcome: str, peak_bytes: int | None = None) -> None:
@@ -129,8 +135,8 @@ class RunWatch(Source):
     # -- reports of executor and session ----------------------------------------------
 
     @_harmless
-    def plan_made(self, plan: Any) -> None:
-        """A plan was made. The first is logged as the wrap's summary, later ones as a line."""
+    def plan_made(self, plan: Any, graph_json: str) -> None:
+        """A plan was made from this graph. The first is logged as the wrap's summary, later ones as a line."""
         document = json.loads(plan.to_json())
         with self._lock:
             self._numbers |= {
@@ -141,7 +147,10 @@ class RunWatch(Source):
         self._plans += 1
         self._plan = plan.to_json()
         if self._plans == 1:
-            self._first_plan = document
+            self._is_running = True
+            self._documents = {"plan": plan.to_json(), "graph": graph_json, "config": self._config.to_json()}
+            if self._hardware is not None:
+                self._documents["hardware"] = self._hardware
             self._hosted_run()
             self._record("wrap_called", _outcome(document))
             _log.info("%s", str(plan).rstrip(), extra={"memscale": {"event": "plan", "plan": document}})
@@ -157,6 +166,7 @@ class RunWatch(Source):
             self._numbers["tier_bytes"] = tier_bytes
             step = dict(self._numbers)
         _core.history_add(self.history, step, self._counters())
+        self._begin_again()
         run = self._hosted_run()
         if run is not None:
             run.step(step)
@@ -164,19 +174,39 @@ class RunWatch(Source):
             self._progress.step(self.history)
         _log.debug("step %d", seen["step"], extra={"memscale": {"event": "step", "step": step}})
 
+    def _begin_again(self) -> None:
+        """A step after the end is of another run, which a log begins by a plan."""
+        if not self._is_running and self._documents:
+            self._is_running = True
+            plan = json.loads(self._documents["plan"])
+            log_detail("another run of the model begins", {"event": "plan", "plan": plan})
+
     @_harmless
     def _finished(self) -> None:
         if self._plans and self._log_share is not None:
             self._record("finish", "finished", self._numbers.get("peak_bytes"))
-            if self._hosted is not None:
-                self._hosted.ended("finished", self._counters())
+            self._end(None)
 
     @_harmless
     def training_ended(self, error: BaseException | None) -> None:
-        """A trainer's loop has ended, by `error` or as planned, and with it its run on a server. A later step begins
-        another."""
+        """A trainer's loop has ended, by `error` or as planned, and the run with it. A later step begins another."""
+        self._end(None if error is None else type(error))
+
+    @_harmless
+    def process_ended(self, kind: type[BaseException] | None) -> None:
+        """The process ends, by an exception of this kind or as planned."""
+        if self._log_share is not None:
+            self._end(kind)
+
+    def _end(self, kind: type[BaseException] | None) -> None:
+        """Ends the run, unless it has ended or has no plan yet."""
+        if not self._is_running:
+            return
+        self._is_running = False
+        outcome, counters = hosted.outcome_of(kind), self._counters()
         if self._hosted is not None:
-            self._hosted.ended(hosted.outcome_of(None if error is None else type(error)), self._counters())
+            self._hosted.ended(outcome, counters)
+        log_detail(f"the run has {outcome}", {"event": "finish", "outcome": outcome, "counters": counters})
 
     def close(self) -> None:
         """Stops serving metrics and closes the log file. The counters can still be read."""
@@ -204,6 +234,23 @@ class RunWatch(Source):
 
     def step_times(self) -> tuple[list[tuple[int | None, int]], int]:
         return _core.history_step_times(self.history)
+
+
+_watches: weakref.WeakSet[RunWatch] = weakref.WeakSet()  # of this process
+os.register_at_fork(after_in_child=_watches.clear)
+
+
+def _end_with_process(watch: RunWatch) -> None:
+    """At the end of the process `watch` is told, and the connection after it, which was registered before."""
+    if not _watches:
+        atexit.unregister(_tell_all)
+        atexit.register(_tell_all)
+    _watches.add(watch)
+
+
+def _tell_all() -> None:
+    for watch in list(_watches):
+        watch.process_ended(getattr(sys, "last_type", None))  # the exception that ended the script
 
 
 def _outcome(plan: dict[str, Any]) -> str:

@@ -393,7 +393,7 @@ class Session:
         plan = self._plans[signature] = ExecutionPlan(text, self.hardware_json)
         self._plans_made[signature] = self._plans_made.get(signature, 0) + 1
         if self.run_watch is not None:
-            self.run_watch.plan_made(plan)
+            self.run_watch.plan_made(plan, self._graphs[signature])
         self.host_memory.follow(plan, self._serves_smaller)
         return plan
 

@@ -72,6 +72,39 @@ static void options_and_a_spool_s_own_words_name_a_run(void **state)
     ms__push_free(push);
 }
 
+static void documents_go_without_paths_and_values(void **state)
+{
+    (void)state;
+    ms__push *push = push_of(NULL);
+    put(path,
+        HEAD "\"plan\",\"plan\":{\"model\":\"M\",\"signature\":\"x=/a/secret\"},\"graph\":{\"model\":\"M\","
+             "\"signature\":\"x=/a/secret\",\"nodes\":[1]},\"hardware\":{\"disk\":{\"dir\":\"/home/me\"},\"ram\":{"
+             "\"limit_source\":\"/sys/x\"}},\"config\":{\"log_file\":\"/home/me/x\",\"disk_offload_dir\":\"/home/me\","
+             "\"mode\":\"balanced\"}}\n");
+    assert_ms_ok(ms__push_add(push, path, false, &err), err);
+    ms__push_turn turn = turn_of(push, 0);
+    assert_string_equal(
+        turn.request.body,
+        "{\"name\":\"run.log\",\"model\":\"M\",\"graph\":{\"model\":\"M\",\"signature\":\"\",\"nodes\":[1]},"
+        "\"plan\":{\"model\":\"M\",\"signature\":\"\"},\"hardware\":{\"disk\":{\"dir\":\"disk\"},\"ram\":{"
+        "\"limit_source\":\"\"}},\"config\":{\"log_file\":null,\"disk_offload_dir\":null,"
+        "\"mode\":\"balanced\"}}");
+    ms__push_free(push);
+}
+
+/* No tier on disk, and a wrap that has no budget of its own. */
+static void documents_that_name_no_path_go_as_they_are(void **state)
+{
+    (void)state;
+    ms__push *push = push_of(NULL);
+    put(path, HEAD "\"plan\",\"hardware\":{\"disk\":{\"dir\":\"\"}},\"config\":{\"log_file\":null},\"graph\":3}\n");
+    assert_ms_ok(ms__push_add(push, path, false, &err), err);
+    ms__push_turn turn = turn_of(push, 0);
+    assert_string_equal(turn.request.body, "{\"name\":\"run.log\",\"model\":\"unknown\",\"hardware\":{\"disk\":{"
+                                           "\"dir\":\"\"}},\"config\":{\"log_file\":null}}");
+    ms__push_free(push);
+}
+
 static void long_names_are_cut_between_characters(void **state)
 {
     (void)state;
@@ -395,6 +428,8 @@ int main(void)
         TEST(a_log_is_sent_whole_in_bounded_batches),
         TEST(a_run_is_told_in_listed_words_only),
         TEST(options_and_a_spool_s_own_words_name_a_run),
+        TEST(documents_go_without_paths_and_values),
+        TEST(documents_that_name_no_path_go_as_they_are),
         TEST(long_names_are_cut_between_characters),
         TEST(each_plan_begins_a_run_and_stops_the_one_before),
         TEST(a_log_whose_begin_is_lost_is_a_run_too),

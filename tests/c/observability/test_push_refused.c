@@ -75,6 +75,26 @@ static void too_much_is_sent_in_smaller_pieces(void **state)
     ms__push_free(push);
 }
 
+static void a_server_that_finds_a_run_s_begin_too_long_gets_the_plan_without_the_graph(void **state)
+{
+    (void)state;
+    ms__push *push = push_of(NULL);
+    put(path, HEAD "\"plan\",\"plan\":{\"model\":\"A\"},\"graph\":{\"nodes\":[]},\"hardware\":{\"cpu\":{}}}\n");
+    assert_ms_ok(ms__push_add(push, path, false, &err), err);
+    const struct {
+        bool has_graph, has_plan, has_hardware;
+    } sent[] = {{true, true, true}, {false, true, true}, {false, false, true}, {false, false, false}};
+    for (size_t i = 0; i < sizeof sent / sizeof sent[0]; i++) {
+        ms__push_turn turn = turn_of(push, 0);
+        assert_int_equal(strstr(turn.request.body, "graph\"") != NULL, sent[i].has_graph);
+        assert_int_equal(strstr(turn.request.body, "plan\"") != NULL, sent[i].has_plan);
+        assert_int_equal(strstr(turn.request.body, "hardware\"") != NULL, sent[i].has_hardware);
+        ms__push_answered(push, 0, &(ms__push_answer){.status = 413});
+    }
+    assert_int_equal(ms__push_count(push).refused_runs, 1);
+    ms__push_free(push);
+}
+
 static void pauses_double_up_to_five_minutes_and_end_with_success(void **state)
 {
     (void)state;
@@ -170,6 +190,7 @@ int main(void)
         TEST(some_refusals_end_everything),
         TEST(a_refused_run_is_told_and_the_next_one_sent),
         TEST(too_much_is_sent_in_smaller_pieces),
+        TEST(a_server_that_finds_a_run_s_begin_too_long_gets_the_plan_without_the_graph),
         TEST(pauses_double_up_to_five_minutes_and_end_with_success),
         TEST(a_server_that_names_a_pause_gets_it),
         TEST(patience_ends),

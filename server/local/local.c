@@ -13,6 +13,7 @@
 #include "base/json.h"
 #include "base/thread.h"
 #include "http/shared.h"
+#include "local/reports.h"
 #include "log/log.h"
 #include "store/statements.h"
 #include "store/steps.h"
@@ -31,6 +32,8 @@ typedef struct log_file {
     mss_id run;
     uint64_t sequence, last_step;
     bool is_known_log, is_no_log, is_quiet, has_news;
+    bool is_report;
+    int64_t report_s; /* the change that was read last */
 } log_file;
 
 struct mss_local {
@@ -136,29 +139,34 @@ static uint64_t number_of(const json_t *object, const char *outer, const char *n
     return json_is_integer(value) && json_integer_value(value) >= 0 ? (uint64_t)json_integer_value(value) : UINT64_MAX;
 }
 
-static int begin_run(reading *r, const json_t *line, ms_error *err)
+/* A run of this file, of a plan (NULL: none is known). */
+static int add_run(mss_local *local, log_file *file, const char *model, const json_t *plan, int64_t when_ms,
+                   ms_error *err)
 {
-    log_file *file = r->file;
-    const json_t *plan = json_object_get(line, "plan");
-    const char *model = json_string_value(json_object_get(plan, "model"));
     char *plan_text = json_is_object(plan) ? ms__json_text(plan, true) : NULL;
     uint64_t budget = number_of(plan, "pressure", "allowed_bytes"), peak = number_of(plan, "predicted", "peak_bytes"),
              step_ns = number_of(plan, "predicted", "step_ns");
     mss_hash none = {{0}};
     file->run = mss_id_new('r');
-    file->sequence = file->last_step = 0;
-    file->is_quiet = false;
     int rc = mss_sql_run(
-        r->local->sql, MSS_RUN_ADD,
+        local->sql, MSS_RUN_ADD,
         MSS_WITH(MSS_TEXT(file->run.text), MSS_TEXT(team_id.text), MSS_TEXT(project_id.text), MSS_TEXT(NULL),
-                 MSS_TEXT(file->run.text), MSS_HASH(&none), MSS_TEXT(name_of(r->local, file)),
+                 MSS_TEXT(file->run.text), MSS_HASH(&none), MSS_TEXT(name_of(local, file)),
                  MSS_TEXT(model != NULL && model[0] != '\0' ? model : "unknown"), MSS_TEXT(NULL), MSS_TEXT(NULL),
                  MSS_TEXT(NULL), MSS_TEXT(plan_text), MSS_TEXT(NULL), MSS_U64_OR_NULL(budget), MSS_U64_OR_NULL(peak),
-                 MSS_U64_OR_NULL(step_ns), MSS_INT(time_of(line)), MSS_INT(0)),
+                 MSS_U64_OR_NULL(step_ns), MSS_INT(when_ms), MSS_INT(0)),
         NULL, err);
     ms_free(plan_text);
-    r->has_changed = true;
     return rc;
+}
+
+static int begin_run(reading *r, const json_t *line, ms_error *err)
+{
+    const json_t *plan = json_object_get(line, "plan");
+    r->file->sequence = r->file->last_step = 0;
+    r->file->is_quiet = false;
+    r->has_changed = true;
+    return add_run(r->local, r->file, json_string_value(json_object_get(plan, "model")), plan, time_of(line), err);
 }
 
 static const char *const columns[MSS_STEP_COLUMNS] = {
@@ -298,6 +306,68 @@ static int read_file(mss_local *local, log_file *file, ms_error *err)
     return rc;
 }
 
+/* ---- reports ------------------------------------------------------------------- */
+
+static bool is_log_of(const log_file *log, const log_file *report)
+{
+    size_t stem = strlen(report->path) - strlen("html");
+    return strncmp(log->path, report->path, stem) == 0 && strcmp(log->path + stem, "log") == 0;
+}
+
+/* The log of the same name; NULL if there is none. */
+static log_file *log_of(mss_local *local, const log_file *report)
+{
+    for (size_t i = 0; i < local->files.count; i++) {
+        if (!local->files.items[i].is_no_log && is_log_of(&local->files.items[i], report)) {
+            return &local->files.items[i];
+        }
+    }
+    return NULL;
+}
+
+static int store_report(mss_local *local, log_file *owner, const mss_report *report, ms_error *err)
+{
+    mss_hash hash = mss_hash_of(report->page, report->bytes);
+    owner->has_news = true;
+    return mss_sql_run(local->sql, MSS_ARTIFACT_SET,
+                       MSS_WITH(MSS_TEXT(owner->run.text), MSS_TEXT("report"), MSS_HASH(&hash), MSS_INT(report->bytes),
+                                MSS_BLOB(report->page, report->bytes), MSS_INT(mss_now_ms())),
+                       NULL, err);
+}
+
+/* A report without a log is a run of its own, which has finished. */
+static int begin_report(mss_local *local, log_file *file, const char *model, ms_error *err)
+{
+    int64_t when_ms = file->changed_s * 1000;
+    if (mss_id_is(&file->run)) {
+        return MS_OK;
+    }
+    int rc = add_run(local, file, model, NULL, when_ms, err);
+    return rc == MS_OK
+               ? mss_sql_run(local->sql, MSS_RUN_FINISH,
+                             MSS_WITH(MSS_TEXT("finished"), MSS_INT(when_ms), MSS_TEXT(NULL), MSS_TEXT(file->run.text)),
+                             NULL, err)
+               : rc;
+}
+
+static int take_report(mss_local *local, log_file *file, ms_error *err)
+{
+    mss_report report;
+    log_file *log = log_of(local, file), *owner = log != NULL && mss_id_is(&log->run) ? log : file;
+    if (log != NULL && owner != log && log->read_bytes < log->size) {
+        return MS_OK; /* it is read first */
+    }
+    file->report_s = file->changed_s;
+    int rc = mss_report_read(file->path, &report, err);
+    if (rc != MS_OK || report.page == NULL) {
+        return rc;
+    }
+    rc = owner == file ? begin_report(local, file, report.model, err) : MS_OK;
+    rc = rc == MS_OK ? store_report(local, owner, &report, err) : rc;
+    ms_free(report.page);
+    return rc;
+}
+
 /* ---- the folder --------------------------------------------------------------------- */
 
 /* nftw() has no argument for its caller's own. One dashboard per process reads. */
@@ -325,6 +395,8 @@ static int see_file(const char *path, const struct stat *status, int kind, struc
             return 1;
         }
         file->path = copy;
+        file->is_report = mss_report_may_be(path);
+        file->is_no_log = file->is_quiet = file->is_report;
     }
     if ((uint64_t)status->st_size < file->read_bytes) { /* begun anew */
         file->read_bytes = 0;
@@ -352,7 +424,7 @@ static bool is_stopping(mss_local *local)
 /* Whether the file has something to read, or nobody has written to it for so long that its run has stopped. */
 static int look_at(mss_local *local, log_file *file, ms_error *err)
 {
-    int rc = MS_OK;
+    int rc = file->is_report ? take_report(local, file, err) : MS_OK;
     if (!file->is_no_log && file->read_bytes < file->size) {
         rc = read_file(local, file, err);
     }
@@ -384,7 +456,8 @@ static int look_at_some(mss_local *local, log_file **files, size_t count, ms_err
 
 static bool needs_a_look(const log_file *file, int64_t now_s)
 {
-    bool has_more = !file->is_no_log && file->read_bytes < file->size;
+    bool has_more =
+        file->is_report ? file->report_s != file->changed_s : !file->is_no_log && file->read_bytes < file->size;
     return has_more || (mss_id_is(&file->run) && !file->is_quiet && now_s - file->changed_s > MSS_LOCAL_QUIET_S);
 }
 

@@ -3,8 +3,9 @@
  * (docs/formats/log.schema.json) while they grow, the latest first, into its own database. The server's
  * usual pages show it. Called by main.c. Writes nothing but that database.
  *
- * In a log, each plan begins a run, and so does a first step without a plan; later steps belong to it. A log
- * doesn't say that it has ended: a run has stopped if its file got no new line for MSS_LOCAL_QUIET_S.
+ * In a log, each plan begins a run, and so does a first step without a plan; later steps belong to it. It ends as its log
+ * says, or has stopped if its file got no new line for MSS_LOCAL_QUIET_S, as after kill -9. A report (reports.h) belongs
+ * to the last run of the log of the same name, such as run.log for run.html, or is a run of its own.
  */
 #ifndef MSS_LOCAL_LOCAL_H
 #define MSS_LOCAL_LOCAL_H

@@ -140,6 +140,36 @@ def test_a_run_ends_as_its_log_says(dashboard: Dashboard, folder: pathlib.Path, 
     assert Client(dashboard).get(f"/api/v1/runs/{ended['id']}").json["counters"] == {"steps": 2}
 
 
+def report(model: str, note: str = "") -> str:
+    return f"<!doctype html>\n<html><head><title>memscale: {model}</title></head><body>{note}</body></html>\n"
+
+
+def report_of(client: Client, run: dict) -> str | None:
+    """The stored page, once there is one."""
+    kinds = [artifact["kind"] for artifact in client.get(f"/api/v1/runs/{run['id']}").json["artifacts"]]
+    return client.get(f"/api/v1/runs/{run['id']}/artifacts/report").text if kinds == ["report"] else None
+
+
+def test_reports_belong_to_the_log_of_their_name_or_are_runs(dashboard: Dashboard, folder: pathlib.Path) -> None:
+    client = Client(dashboard)
+    (folder / "a.html").write_text(report("Net", "first"))
+    (folder / "a.log").write_text(line("plan", plan=PLAN) + line("step", step={"step": 1}))
+    (folder / "b.html").write_text(report("Other"))
+    (folder / "page.html").write_text("<!doctype html>\n<title>something else</title>\n")
+    (folder / "empty.html").write_text("")
+    os.symlink("/etc/passwd", folder / "link.html")
+    runs = wait_for(client, lambda runs: len(runs) == 2)
+    with_log, alone = sorted(runs, key=lambda run: run["name"])
+    assert (with_log["name"], with_log["step_count"], alone["name"], alone["model"]) == ("a.log", 1, "b.html", "Other")
+    assert alone["outcome"] == "finished"
+    wait_for(client, lambda runs: report_of(client, with_log) == report("Net", "first"))
+    assert report_of(client, alone) == report("Other")
+    (folder / "a.html").write_text(report("Net", "second"))
+    os.utime(folder / "a.html", (1_700_000_000, 1_700_000_000))
+    wait_for(client, lambda runs: report_of(client, with_log) == report("Net", "second"))
+    assert len(client.get("/api/v1/runs").json["items"]) == 2
+
+
 def test_a_log_that_began_anew_is_another_run(dashboard: Dashboard, folder: pathlib.Path) -> None:
     log = folder / "run.log"
     log.write_text("".join(line("step", step={"step": number}) for number in range(1, 10)))
@@ -159,10 +189,10 @@ def test_nobody_changes_anything(dashboard: Dashboard, folder: pathlib.Path) -> 
         path = route["path"].replace("{run}", run["id"]).replace("{team}", "t0000000000000000")
         for name in ("{account}", "{invitation}", "{token}", "{key}"):
             path = path.replace(name, "a0000000000000000")
-        sent = {"none": {}, "json": {"Content-Type": "application/json"}}.get(
+        sent = {"none": {}, "json": {"Content-Type": "application/json"}, "html": {"Content-Type": "text/html"}}.get(
             route["body"], {"Content-Type": "application/x-www-form-urlencoded"}
         )
-        body = {"none": None, "json": b"{}", "form": b"csrf="}[route["body"]]
+        body = {"none": None, "json": b"{}", "form": b"csrf=", "html": b"<p>"}[route["body"]]
         assert client.request(route["method"], path, body, sent).status == 403, route
     assert client.request("GET", "/runs", None, {"Host": "evil.example"}).status == 421  # a name that points here
     assert client.get("/metrics").status == 403

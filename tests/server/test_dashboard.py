@@ -13,6 +13,8 @@ import jsonschema
 import pytest
 from server_support import PATIENCE_S, PROGRAM, ROOT, Client, Server, steps
 
+from memscale import _core
+
 
 class Dashboard(Server):
     """The same binary, told to read logs."""
@@ -141,7 +143,8 @@ def test_a_run_ends_as_its_log_says(dashboard: Dashboard, folder: pathlib.Path, 
 
 
 def report(model: str, note: str = "") -> str:
-    return f"<!doctype html>\n<html><head><title>memscale: {model}</title></head><body>{note}</body></html>\n"
+    """As `executor.report()` writes it."""
+    return _core.report_html(model, None, None, None, None, None, None) + f"<!-- {note} -->\n"
 
 
 def report_of(client: Client, run: dict) -> str | None:

@@ -1,7 +1,10 @@
 /* The bodies of push_body.h. Members of a line are named one by one: nothing is sent only because it lies in a log. */
 #include "observability/push_body.h"
 
+#include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
+#include <xxhash.h>
 
 #include "observability/run_log.h"
 
@@ -91,6 +94,19 @@ static void put_document(ms__json_writer *writer, json_t *root, const json_t *li
     ms__json_put_value(writer, root, document, copy);
 }
 
+/* Equal for runs whose graphs are: of the text that is sent. */
+static void put_digest(ms__json_writer *writer, json_t *root)
+{
+    const json_t *graph = json_object_get(root, "graph");
+    char *text = graph != NULL ? ms__json_text(graph, true) : NULL;
+    if (text != NULL) {
+        char digest[40];
+        snprintf(digest, sizeof digest, "xxh3-%016" PRIx64, XXH3_64bits(text, strlen(text)));
+        ms__json_put_string(writer, root, "graph_digest", digest);
+    }
+    ms_free(text);
+}
+
 /* Names and versions of packages: texts only. */
 static void put_versions(ms__json_writer *writer, json_t *root, const json_t *versions)
 {
@@ -114,6 +130,7 @@ char *ms__run_begin_text(const json_t *line, const ms__push_options *options, co
     put_text(&writer, root, "project", first_text(options->project, text_in(run, "project"), NULL));
     put_text(&writer, root, "name", first_text(options->name, text_in(run, "name"), name));
     put_text(&writer, root, "model", first_text(text_in(plan, "model"), text_in(run, "model"), "unknown"));
+    put_text(&writer, root, "machine", text_in(run, "machine"));
     put_versions(&writer, root, json_object_get(run, "versions"));
     put_number(&writer, root, "budget_bytes", json_object_get(pressure, "allowed_bytes"));
     put_number(&writer, root, "predicted_peak_bytes", json_object_get(predicted, "peak_bytes"));
@@ -121,6 +138,7 @@ char *ms__run_begin_text(const json_t *line, const ms__push_options *options, co
     for (size_t i = 0; i < sizeof documents / sizeof documents[0]; i++) {
         put_document(&writer, root, line, documents[i]);
     }
+    put_digest(&writer, root);
     char *text = writer.code == MS_OK ? ms__json_text(root, true) : NULL;
     json_decref(root);
     return text;

@@ -10,7 +10,7 @@
 #include "observability/push.h"
 
 /* The body that begins a run: from the line that began it ("plan"), and in a spool from its member "run", which has
- * project, name, model and versions, and its documents "graph", "hardware" and "config". No document has a path or a
+ * project, name, model, machine and versions, and its documents "graph", "hardware" and "config". No document has a path or a
  * value of the forward's arguments. `line` NULL: the log's begin is lost. `name` is used if nothing else names the
  * run. To be freed with ms_free(); NULL when out of memory. */
 char *ms__run_begin_text(const json_t *line, const ms__push_options *options, const char *name);

@@ -46,7 +46,7 @@ import sys
 import torch
 import memscale
 
-memscale.connect(name=sys.argv[1], exit_seconds=60)
+memscale.connect(name=sys.argv[1], machine="node-7", exit_seconds=60)
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
 memscale.wrap(model, memscale.Config(force_optimize=True))
@@ -137,7 +137,8 @@ def test_a_wrapped_model_s_run_arrives(place: Place, program: Client, key: Calla
     run = assert_run(program, name, 12, "finished")
     assert run["model"] == "Sequential" and run["versions"]["torch"].startswith("2.")
     assert run["predicted_peak_bytes"] > 0 and run["peak_bytes"] > 0 and run["mean_step_ns"] > 0
-    assert run["machine"] is None and run["config"]["force_optimize"] is True and run["config"]["log_file"] is None
+    assert run["machine"] == "node-7" and run["graph_digest"].startswith("xxh3-")
+    assert run["config"]["force_optimize"] is True and run["config"]["log_file"] is None
     plan = program.get(f"/api/v1/runs/{run['id']}/plan").json
     assert plan["model"] == "Sequential" and plan["signature"] == ""
     graph = program.get(f"/api/v1/runs/{run['id']}/artifacts/graph").json
@@ -499,7 +500,7 @@ def test_connecting_after_the_wrap_and_again_is_fine(
     place: Place, program: Client, key: Callable[[], str], rates: str
 ) -> None:
     names = [key(), key()]
-    code = TRAIN.replace("memscale.connect(name=sys.argv[1], exit_seconds=60)", "").replace(
+    code = TRAIN.replace('memscale.connect(name=sys.argv[1], machine="node-7", exit_seconds=60)', "").replace(
         "    model(torch",
         "    if _ in (3, 8):\n        memscale.connect(name=sys.argv[1 + _ // 8], exit_seconds=60)\n    model(torch",
     )

@@ -101,7 +101,7 @@ class Connection:
 
     Args:
         server: where to.
-        names: `project` and `name` of the runs, if the user gave them.
+        names: `project`, `name` and `machine` of the runs, if the user gave them.
         folder: the spool; made if needed.
         most_bytes: the spool's bound.
 

@@ -46,6 +46,7 @@ def connect(
     *,
     project: str | None = None,
     name: str | None = None,
+    machine: str | None = None,
     spool_dir: str | os.PathLike[str] | None = None,
     spool_mb: float = 64.0,
     exit_seconds: float = 5.0,
@@ -61,6 +62,7 @@ def connect(
         token: a token with the scope ``runs:write``; None for ``MEMSCALE_TOKEN``. It is never logged or stored.
         project: the runs' project on the server.
         name: the runs' name.
+        machine: what the machine is called; nothing is sent of its name otherwise.
         spool_dir: a folder of this user alone for what was not sent yet; None for one below ``~/.cache/memscale``.
         spool_mb: the most that the spool may take, 1 MB = 1e6 bytes. If it is full, the oldest steps are dropped.
         exit_seconds: how long the end of the process may wait for the last steps to be sent.
@@ -71,7 +73,9 @@ def connect(
         ConfigError: an address, token or number that is not allowed. The text never repeats the token.
         MemScaleError: the spool's folder can't be made, or others may write it.
     """
-    for field, text in (("url", url), ("token", token), ("project", project), ("name", name)):
+    for field, text in (
+        ("url", url), ("token", token), ("project", project), ("name", name), ("machine", machine),
+    ):  # fmt: skip
         if text is not None and not isinstance(text, str):
             raise TypeError(f"connect: {field} must be a str or None, not {type(text).__qualname__}")
     if not isinstance(allow_http, bool):
@@ -83,7 +87,8 @@ def connect(
             raise ConfigError(f"connect: {field} must be {least} to {most:g}, not {value!r}", field=field)
     server = Server(url, token, allow_http)
     folder = _spool_folder(url, token) if spool_dir is None else pathlib.Path(spool_dir)
-    names = {key: value for key, value in (("project", project), ("name", name)) if value is not None}
+    given = {"project": project, "name": name, "machine": machine}
+    names = {key: value for key, value in given.items() if value is not None}
     disconnect()
     with _state.lock:
         _state.is_settled = True

@@ -55,20 +55,22 @@ static void options_and_a_spool_s_own_words_name_a_run(void **state)
     (void)state;
     ms__push_options options = {.project = "nlp", .name = "a\tb"};
     ms__push *push = push_of(&options);
-    put(path,
-        HEAD "\"plan\",\"run\":{\"key\":\"0123-abc\",\"project\":\"p\",\"name\":\"n\",\"model\":\"M\",\"versions\":{"
-             "\"torch\":\"2\",\"x\":3},\"host\":\"secret\"}}\n");
+    put(path, HEAD "\"plan\",\"run\":{\"key\":\"0123-abc\",\"project\":\"p\",\"name\":\"n\",\"model\":\"M\","
+                   "\"machine\":\"node\",\"versions\":{"
+                   "\"torch\":\"2\",\"x\":3},\"host\":\"secret\"}}\n");
     assert_ms_ok(ms__push_add(push, path, false, &err), err);
     ms__push_turn turn = turn_of(push, 0);
     assert_string_equal(turn.request.key, "0123-abc");
-    assert_string_equal(turn.request.body,
-                        "{\"project\":\"nlp\",\"name\":\"a b\",\"model\":\"M\",\"versions\":{\"torch\":\"2\"}}");
+    assert_string_equal(
+        turn.request.body,
+        "{\"project\":\"nlp\",\"name\":\"a b\",\"model\":\"M\",\"machine\":\"node\",\"versions\":{\"torch\":\"2\"}}");
     ms__push_free(push);
     push = push_of(NULL);
     assert_ms_ok(ms__push_add(push, path, false, &err), err);
     turn = turn_of(push, 0);
-    assert_string_equal(turn.request.body,
-                        "{\"project\":\"p\",\"name\":\"n\",\"model\":\"M\",\"versions\":{\"torch\":\"2\"}}");
+    assert_string_equal(
+        turn.request.body,
+        "{\"project\":\"p\",\"name\":\"n\",\"model\":\"M\",\"machine\":\"node\",\"versions\":{\"torch\":\"2\"}}");
     ms__push_free(push);
 }
 
@@ -88,7 +90,7 @@ static void documents_go_without_paths_and_values(void **state)
         "{\"name\":\"run.log\",\"model\":\"M\",\"graph\":{\"model\":\"M\",\"signature\":\"\",\"nodes\":[1]},"
         "\"plan\":{\"model\":\"M\",\"signature\":\"\"},\"hardware\":{\"disk\":{\"dir\":\"disk\"},\"ram\":{"
         "\"limit_source\":\"\"}},\"config\":{\"log_file\":null,\"disk_offload_dir\":null,"
-        "\"mode\":\"balanced\"}}");
+        "\"mode\":\"balanced\"},\"graph_digest\":\"xxh3-ff8a78b912a8b269\"}");
     ms__push_free(push);
 }
 

@@ -138,6 +138,14 @@
     X(BATCH_ADD, "INSERT INTO batch (run, sequence, first_step, last_step, steps, data) " \
                  "VALUES ($1, $2, $3, $4, $5, $6)") \
     X(BATCH_LIST, "SELECT steps, data FROM batch WHERE run = $1 AND last_step > $2 ORDER BY sequence") \
+    /* the next run that began before $2 and has two batches or more of fewer than $3 steps */ \
+    X(RUN_LOOSE, "SELECT r.id FROM run r WHERE r.id > $1 AND r.started_at < $2 AND 2 = (SELECT count(*) FROM " \
+                 "(SELECT b.run FROM batch b WHERE b.run = r.id AND b.steps < $3 LIMIT 2) AS loose) " \
+                 "ORDER BY r.id LIMIT 1") \
+    X(BATCH_TAIL, "SELECT sequence, steps, data FROM batch WHERE run = $1 AND sequence > (SELECT " \
+                  "coalesce(max(l.sequence), 0) FROM batch l WHERE l.run = $1 AND l.steps >= $2) " \
+                  "ORDER BY sequence LIMIT $3") \
+    X(BATCH_DELETE, "DELETE FROM batch WHERE run = $1 AND sequence BETWEEN $2 AND $3") \
     /* artifacts */ \
     X(ARTIFACT_FIND, "SELECT hash, bytes FROM artifact WHERE run = $1 AND kind = $2") \
     X(ARTIFACT_SET, "INSERT INTO artifact (run, kind, hash, bytes, data, stored_at) VALUES ($1, $2, $3, $4, $5, $6) " \

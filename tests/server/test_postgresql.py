@@ -61,7 +61,7 @@ def wait_for(what, *arguments):
     raise AssertionError(f"in vain: {what}")
 
 
-@pytest.mark.parametrize("name", ["sql", "second_factor"])
+@pytest.mark.parametrize("name", ["compact", "sql", "second_factor"])
 def test_the_store_s_own_tests_pass(database: Postgres, data: pathlib.Path, name: str) -> None:
     program = pathlib.Path(PROGRAM).parents[1] / "tests" / "server" / f"test_server_{name}"
     if not program.exists():

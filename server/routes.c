@@ -60,6 +60,7 @@ static const mss_route routes[] = {
     /* plans */
     {MSS_POST, "/api/v1/plans", MSS_MAY_PLAN_MAKE, MSS_TEAM_IN_QUERY, MSS_LANE_READ, MSS_BODY_JSON, 16 * MB,
      MSS_LIMIT_PLAN, mss_api_plan, mss_api_plan_prepare},
+    GET_READ("/api/v1/frontiers", PLAN_MAKE, MSS_TEAM_IN_QUERY, mss_api_frontiers),
     {MSS_POST, "/api/v1/frontiers", MSS_MAY_PLAN_MAKE, MSS_TEAM_IN_QUERY, MSS_LANE_WRITE, MSS_BODY_JSON, 16 * MB,
      MSS_LIMIT_PLAN, mss_api_frontier_create, NULL},
     {MSS_POST, "/api/v1/runs/{run}/frontier", MSS_MAY_PLAN_MAKE, MSS_RUN_IN_PATH, MSS_LANE_WRITE, MSS_BODY_JSON, 4 * KB,

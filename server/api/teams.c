@@ -18,7 +18,8 @@ static const char *team_of(const mss_request *r)
 
 int mss_api_teams(mss_request *r)
 {
-    return mss_api_items(r, MSS_TEAM_OF_ACCOUNT, MSS_WITH(MSS_TEXT(r->who.account.text)), mss_api_name_role);
+    static const mss_list list = {.statement = MSS_TEAM_LIST, .map = mss_api_name_role};
+    return mss_api_list(r, &list, MSS_WITH(MSS_TEXT(r->who.account.text)));
 }
 
 int mss_team_make(mss_request *r, const char *name, const char *owner, mss_id *team)
@@ -74,9 +75,11 @@ int mss_api_team_delete(mss_request *r)
 
 /* ---- members -------------------------------------------------------------------- */
 
+const mss_list mss_member_list = {.statement = MSS_MEMBER_LIST, .map = mss_api_name_role};
+
 int mss_api_members(mss_request *r)
 {
-    return mss_api_items(r, MSS_MEMBER_LIST, MSS_WITH(MSS_TEXT(team_of(r))), mss_api_name_role);
+    return mss_api_list(r, &mss_member_list, MSS_WITH(MSS_TEXT(team_of(r))));
 }
 
 /* Whether who asks may change what `account` is, and someone is left to own the team afterwards. */
@@ -160,9 +163,11 @@ int mss_api_member_remove(mss_request *r)
 
 /* ---- invitations ----------------------------------------------------------------- */
 
+const mss_list mss_invitation_list = {.statement = MSS_INVITATION_LIST, .is_by_id = true, .map = mss_api_name_role};
+
 int mss_api_invitations(mss_request *r)
 {
-    return mss_api_items(r, MSS_INVITATION_LIST, MSS_WITH(MSS_TEXT(team_of(r))), mss_api_name_role);
+    return mss_api_list(r, &mss_invitation_list, MSS_WITH(MSS_TEXT(team_of(r))));
 }
 
 int mss_invitation_add(mss_request *r, mss_role role, char secret[MSS_SECRET_BYTES])
@@ -214,9 +219,11 @@ int mss_api_invitation_delete(mss_request *r)
 
 /* ---- tokens --------------------------------------------------------------------- */
 
+const mss_list mss_token_list = {.statement = MSS_TOKEN_LIST, .is_by_id = true, .map = mss_api_name_scopes};
+
 int mss_api_tokens(mss_request *r)
 {
-    return mss_api_items(r, MSS_TOKEN_LIST, MSS_WITH(MSS_TEXT(team_of(r))), mss_api_name_scopes);
+    return mss_api_list(r, &mss_token_list, MSS_WITH(MSS_TEXT(team_of(r))));
 }
 
 int mss_token_make(mss_request *r, const char *name, uint32_t scopes, char token[MSS_TOKEN_BYTES], mss_id *id)
@@ -315,7 +322,12 @@ int mss_api_token_delete(mss_request *r)
 
 /* ---- audit --------------------------------------------------------------------- */
 
+const mss_list mss_audit_list = {
+    .statement = MSS_AUDIT_OF_TEAM,
+    .order = MSS_FALLING,
+};
+
 int mss_api_audit_list(mss_request *r)
 {
-    return mss_api_items(r, MSS_AUDIT_OF_TEAM, MSS_WITH(MSS_TEXT(team_of(r))), NULL);
+    return mss_api_list(r, &mss_audit_list, MSS_WITH(MSS_TEXT(team_of(r))));
 }

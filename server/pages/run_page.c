@@ -36,8 +36,8 @@ static void add_layers(json_t *data, const json_t *plan)
 static int add_others(mss_request *r, json_t *data, ms_error *err)
 {
     json_t *runs = mss_sql_objects(r->sql, MSS_RUN_LIST,
-                                   MSS_WITH(MSS_TEXT(r->object.team.text), MSS_INT(INT64_MAX), MSS_TEXT(""),
-                                            MSS_TEXT(""), MSS_TEXT(""), MSS_TEXT(""), MSS_INT(OTHERS_MOST)),
+                                   MSS_WITH(MSS_TEXT(r->object.team.text), MSS_TEXT(""), MSS_TEXT(""), MSS_TEXT(""),
+                                            MSS_INT(INT64_MAX), MSS_TEXT(""), MSS_INT(OTHERS_MOST)),
                                    err);
     json_t *others = json_array();
     for (size_t i = 0; i < json_array_size(runs); i++) {

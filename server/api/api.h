@@ -41,6 +41,15 @@ typedef struct mss_list {
     void (*map)(json_t *item); /* rewrites each item; may be NULL */
 } mss_list;
 
+/* A page begins behind this place. */
+typedef struct mss_position {
+    int64_t number;
+    char text[256];
+} mss_position;
+
+/* The place that the query's cursor names, or the list's beginning; false if it is no cursor. */
+bool mss_list_position(const mss_request *r, const mss_list *list, mss_position *at);
+
 /* {"items": [...], "next_cursor": ...} for the query's "limit" and cursor, with the statement's other values. NULL with the
  * status if it is refused. */
 json_t *mss_api_page(mss_request *r, const mss_list *list, const mss_value *values, size_t count, int *status);

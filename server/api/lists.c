@@ -8,23 +8,20 @@
 
 enum { PAGE_MOST = 200, PAGE_USUAL = 50, OWN_VALUES_MOST = 6 };
 
-typedef struct position {
-    int64_t number;
-    const char *text;
-} position;
-
 /* "<number>-<text>", of the last item of the page before. */
-static bool read_position(const char *cursor, const mss_list *list, position *at)
+bool mss_list_position(const mss_request *r, const mss_list *list, mss_position *at)
 {
-    *at = (position){list->order == MSS_FALLING ? INT64_MAX : -1, ""};
+    const char *cursor = mss_pairs_get(&r->query, list->cursor != NULL ? list->cursor : "cursor");
+    *at = (mss_position){.number = list->order == MSS_FALLING ? INT64_MAX : -1};
     if (cursor == NULL) {
         return true;
     }
     size_t digits = strspn(cursor, "0123456789");
-    if (digits < 1 || digits > 18 || cursor[digits] != '-') {
+    if (digits < 1 || digits > 18 || cursor[digits] != '-' || strlen(cursor + digits + 1) >= sizeof at->text) {
         return false;
     }
-    *at = (position){strtoll(cursor, NULL, 10), cursor + digits + 1};
+    at->number = strtoll(cursor, NULL, 10);
+    strcpy(at->text, cursor + digits + 1);
     mss_id id = mss_id_of(at->text);
     return !list->is_by_id || mss_id_is(&id);
 }
@@ -54,11 +51,10 @@ static json_t *make_page(json_t *items, const mss_list *list, int64_t limit)
 json_t *mss_api_page(mss_request *r, const mss_list *list, const mss_value *values, size_t count, int *status)
 {
     ms_error err;
-    position at;
+    mss_position at;
     mss_value all[OWN_VALUES_MOST + 3];
     int64_t limit = mss_api_query_number(r, "limit", PAGE_USUAL, PAGE_MOST);
-    const char *cursor = mss_pairs_get(&r->query, list->cursor != NULL ? list->cursor : "cursor");
-    if (limit < 1 || !read_position(cursor, list, &at)) {
+    if (limit < 1 || !mss_list_position(r, list, &at)) {
         *status =
             mss_answer_problem(r, 400, "The limit must be 1 to %d, and the cursor one that was given.", PAGE_MOST);
         return NULL;

@@ -33,7 +33,10 @@
                           "AND EXISTS (SELECT 1 FROM member o WHERE o.team = m.team AND o.account <> m.account)") \
     X(ACCOUNT_LONELY_TEAMS, "DELETE FROM team WHERE id IN (SELECT m.team FROM member m WHERE m.account = $1 AND " \
                             "NOT EXISTS (SELECT 1 FROM member o WHERE o.team = m.team AND o.account <> m.account))") \
-    X(ACCOUNT_RUNS, "SELECT r.team, " RUN_COLUMNS RUN_FROM "WHERE r.account = $1 ORDER BY r.started_at") \
+    X(ACCOUNT_RUNS, \
+      "SELECT r.team, " RUN_COLUMNS ", r.idempotency_key, r.graph_digest, r.stored_bytes, r.config_json, " \
+      "r.counters_json, r.plan_json, r.started_at AS cursor_number, r.id AS cursor_text " RUN_FROM \
+      "WHERE r.account = $1 AND (r.started_at, r.id) > ($2, $3) ORDER BY r.started_at, r.id LIMIT $4") \
     /* sessions */ \
     X(SESSION_ADD, "INSERT INTO session (hash, account, created_at, expires_at) VALUES ($1, $2, $3, $4)") \
     X(SESSION_FIND, "SELECT s.account, a.is_operator, a.email FROM session s JOIN account a ON a.id = s.account " \
@@ -67,7 +70,8 @@
                    "AND tries_left > 0") \
     X(PENDING_FIND, "SELECT p.account, a.email, p.tries_left FROM pending_sign_in p " \
                     "JOIN account a ON a.id = p.account WHERE p.hash = $1") \
-    X(PENDING_LIST, "SELECT created_at, expires_at FROM pending_sign_in WHERE account = $1 ORDER BY created_at") \
+    X(PENDING_LIST, \
+      "SELECT tries_left, created_at, expires_at FROM pending_sign_in WHERE account = $1 ORDER BY created_at") \
     X(PENDING_DELETE, "DELETE FROM pending_sign_in WHERE hash = $1") \
     X(PENDING_DELETE_ALL, "DELETE FROM pending_sign_in WHERE account = $1") \
     X(PENDING_EXPIRE, "DELETE FROM pending_sign_in WHERE expires_at <= $1") \
@@ -75,7 +79,7 @@
     X(TEAM_ADD, "INSERT INTO team (id, name, created_at) VALUES ($1, $2, $3)") \
     X(TEAM_SHOW, "SELECT id, name, created_at FROM team WHERE id = $1") \
     X(TEAM_DELETE, "DELETE FROM team WHERE id = $1") \
-    X(TEAM_OF_ACCOUNT, "SELECT t.id, t.name, m.role AS role_number, t.created_at FROM team t " \
+    X(TEAM_OF_ACCOUNT, "SELECT t.id, t.name, m.role AS role_number, m.joined_at, t.created_at FROM team t " \
                        "JOIN member m ON m.team = t.id WHERE m.account = $1 ORDER BY t.name, t.id") \
     X(TEAM_LIST, "SELECT t.id, t.name, m.role AS role_number, t.created_at, 0 AS cursor_number, " \
                  "t.name || ' ' || t.id AS cursor_text FROM team t JOIN member m ON m.team = t.id " \
@@ -99,6 +103,8 @@
     X(INVITATION_LIST, "SELECT id, role AS role_number, created_at, expires_at, created_at AS cursor_number, " \
                        "id AS cursor_text FROM invitation WHERE team = $1 AND (created_at, id) > ($2, $3) " \
                        "ORDER BY created_at, id LIMIT $4") \
+    X(INVITATION_OF_ACCOUNT, "SELECT id, team, role AS role_number, created_at, expires_at FROM invitation " \
+                             "WHERE created_by = $1 ORDER BY created_at, id") \
     X(INVITATION_DELETE, "DELETE FROM invitation WHERE team = $1 AND id = $2") \
     X(INVITATION_DELETE_FIRST, "DELETE FROM invitation WHERE team IS NULL") \
     X(INVITATION_EXPIRE, "DELETE FROM invitation WHERE expires_at <= $1") \
@@ -111,6 +117,8 @@
                   "k.created_at AS cursor_number, k.id AS cursor_text FROM token k JOIN account a " \
                   "ON a.id = k.account WHERE k.team = $1 AND (k.created_at, k.id) > ($2, $3) " \
                   "ORDER BY k.created_at, k.id LIMIT $4") \
+    X(TOKEN_OF_ACCOUNT, "SELECT id, team, name, scopes AS scope_bits, created_at, last_used_at FROM token " \
+                        "WHERE account = $1 ORDER BY created_at, id") \
     X(TOKEN_TOUCH, "UPDATE token SET last_used_at = $1 WHERE id = $2") \
     X(TOKEN_DELETE, "DELETE FROM token WHERE team = $1 AND id = $2 AND ($3 >= 3 OR account = $4)") \
     X(TOKEN_DELETE_OF_MEMBER, "DELETE FROM token WHERE team = $1 AND account = $2") \
@@ -175,6 +183,8 @@
     X(JOB_LIST, \
       "SELECT " JOB_COLUMNS ", created_at AS cursor_number, id AS cursor_text FROM job WHERE team = $1 " \
       "AND ($2 = '' OR run = $2) AND (created_at, id) < ($3, $4) ORDER BY created_at DESC, id DESC LIMIT $5") \
+    X(JOB_OF_ACCOUNT, "SELECT team, " JOB_COLUMNS ", CASE WHEN request_json = '' THEN NULL ELSE request_json END " \
+                      "AS request_json, result_json FROM job WHERE account = $1 ORDER BY created_at, id") \
     X(JOB_RESULT, "SELECT result_json FROM job WHERE id = $1") \
     X(JOB_NEXT, "SELECT id, request_json FROM job WHERE state = 'queued' ORDER BY created_at, id LIMIT 1") \
     X(JOB_START, "UPDATE job SET state = 'running', started_at = $1 WHERE id = $2") \
@@ -196,6 +206,8 @@
                      "u.number AS cursor_number, '' AS cursor_text FROM audit u LEFT JOIN account a " \
                      "ON a.id = u.account WHERE u.team = $1 AND (u.number, CAST('' AS TEXT)) < ($2, $3) " \
                      "ORDER BY u.number DESC LIMIT $4") \
+    X(AUDIT_OF_ACCOUNT, "SELECT number, happened_at, account, team, verb, object FROM audit " \
+                        "WHERE account = $1 OR object = $1 ORDER BY number") \
     X(TELEMETRY_FORGET, "DELETE FROM telemetry WHERE received_on < $1") \
     X(OPERATOR_ACCOUNTS, "SELECT a.id, a.email, a.name, a.is_operator, a.created_at, count(m.team) AS teams " \
                          "FROM account a LEFT JOIN member m ON m.account = a.id WHERE a.email > $1 " \

@@ -217,6 +217,11 @@
       "count(r.id) AS runs, CAST(coalesce(sum(r.stored_bytes), 0) AS BIGINT) AS stored_bytes FROM team t " \
       "LEFT JOIN run r ON r.team = t.id GROUP BY t.id ORDER BY stored_bytes DESC, t.id LIMIT $1") \
     X(DATABASE_BYTES, "SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()") \
+    X(COUNT_JOBS, "SELECT count(*) FROM job WHERE state = $1") \
+    X(OPERATOR_JOBS, "SELECT j.id, t.name AS team, j.state, j.points, j.points_done, j.problem, j.created_at, " \
+                     "j.finished_at, j.created_at AS cursor_number, j.id AS cursor_text FROM job j JOIN team t " \
+                     "ON t.id = j.team WHERE (j.created_at, j.id) < ($1, $2) " \
+                     "ORDER BY j.created_at DESC, j.id DESC LIMIT $3") \
     X(COUNT_RUNS, "SELECT count(*) FROM run") \
     X(COUNT_STEPS, "SELECT CAST(coalesce(sum(step_count), 0) AS BIGINT) FROM run")
 

@@ -111,9 +111,11 @@ int mss_api_audit_list(mss_request *r);
 
 /* Each returns 0, or the status of a refusal that it has answered. */
 int mss_team_make(mss_request *r, const char *name, const char *owner, mss_id *team);
+int mss_team_remove(mss_request *r);
 int mss_member_change(mss_request *r, const char *account, mss_role role);
 int mss_member_remove(mss_request *r, const char *account);
 int mss_invitation_add(mss_request *r, mss_role role, char secret[MSS_SECRET_BYTES]);
+int mss_invitation_withdraw(mss_request *r, const char *invitation);
 int mss_token_make(mss_request *r, const char *name, uint32_t scopes, char token[MSS_TOKEN_BYTES], mss_id *id);
 int mss_token_revoke(mss_request *r, const char *token);
 

@@ -63,14 +63,20 @@ int mss_api_team_create(mss_request *r)
     return status != 0 ? status : mss_answer_json(r, 201, json_pack("{s:s}", "id", team.text));
 }
 
-int mss_api_team_delete(mss_request *r)
+int mss_team_remove(mss_request *r)
 {
     ms_error err;
     int rc = mss_sql_run(r->sql, MSS_TEAM_DELETE, MSS_WITH(MSS_TEXT(team_of(r))), NULL, &err);
     if (rc == MS_OK) {
         rc = mss_api_audit(r, "team deleted", team_of(r), &err);
     }
-    return rc == MS_OK ? mss_answer_empty(r) : mss_answer_failure(r, &err);
+    return rc == MS_OK ? 0 : mss_answer_failure(r, &err);
+}
+
+int mss_api_team_delete(mss_request *r)
+{
+    int status = mss_team_remove(r);
+    return status != 0 ? status : mss_answer_empty(r);
 }
 
 /* ---- members -------------------------------------------------------------------- */
@@ -202,19 +208,25 @@ int mss_api_invite(mss_request *r)
     return mss_answer_json(r, 201, json_pack("{s:s}", "link", link));
 }
 
-int mss_api_invitation_delete(mss_request *r)
+int mss_invitation_withdraw(mss_request *r, const char *invitation)
 {
     ms_error err;
     int64_t changed = 0;
-    int rc = mss_sql_run(r->sql, MSS_INVITATION_DELETE, MSS_WITH(MSS_TEXT(team_of(r)), MSS_TEXT(r->parameters[1])),
-                         &changed, &err);
+    int rc = mss_sql_run(r->sql, MSS_INVITATION_DELETE, MSS_WITH(MSS_TEXT(team_of(r)), MSS_TEXT(invitation)), &changed,
+                         &err);
     if (rc == MS_OK && changed == 0) {
         return mss_answer_problem(r, 404, "The team has no such invitation.");
     }
     if (rc == MS_OK) {
-        rc = mss_api_audit(r, "invitation withdrawn", r->parameters[1], &err);
+        rc = mss_api_audit(r, "invitation withdrawn", invitation, &err);
     }
-    return rc == MS_OK ? mss_answer_empty(r) : mss_answer_failure(r, &err);
+    return rc == MS_OK ? 0 : mss_answer_failure(r, &err);
+}
+
+int mss_api_invitation_delete(mss_request *r)
+{
+    int status = mss_invitation_withdraw(r, r->parameters[1]);
+    return status != 0 ? status : mss_answer_empty(r);
 }
 
 /* ---- tokens --------------------------------------------------------------------- */

@@ -194,6 +194,30 @@ int mss_page_invite(mss_request *r)
     return show_team(r, link);
 }
 
+int mss_page_withdraw(mss_request *r)
+{
+    int status = mss_invitation_withdraw(r, mss_page_field(r, "invitation"));
+    return status != 0 ? status : mss_answer_redirect(r, "/teams/%s", r->object.team.text);
+}
+
+/* The name has to be typed: all runs go along, and nothing brings them back. */
+int mss_page_team_delete(mss_request *r)
+{
+    ms_error err;
+    json_t *team = mss_sql_object(r->sql, MSS_TEAM_SHOW, MSS_WITH(MSS_TEXT(r->object.team.text)), &err);
+    if (team == NULL) {
+        return mss_answer_failure(r, &err);
+    }
+    const char *name = json_string_value(json_object_get(team, "name"));
+    bool is_meant = name != NULL && strcmp(name, mss_page_field(r, "name")) == 0;
+    json_decref(team);
+    if (!is_meant) {
+        return mss_answer_problem(r, 422, "Type the team's name as it is, to delete the team.");
+    }
+    int status = mss_team_remove(r);
+    return status != 0 ? status : mss_answer_redirect(r, "/account");
+}
+
 int mss_page_member(mss_request *r)
 {
     const char *role = mss_page_field(r, "role"), *account = mss_page_field(r, "account");

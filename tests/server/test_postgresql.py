@@ -327,6 +327,7 @@ def test_a_copy_is_made_by_pg_dump_checked_and_put_back(
         assert run["last_sequence"] >= before
     finally:
         restored.stop()
+    database.sql(again, "DROP TRIGGER audit_change ON audit")
     database.sql(again, "UPDATE audit SET verb = 'nothing' WHERE number = 2")
     checked = run_program("restore", "--check", "--database", database.url(again))
     assert checked.returncode == 1 and "audit: row 2" in checked.stderr

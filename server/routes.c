@@ -60,6 +60,7 @@ static const mss_route routes[] = {
     /* plans */
     {MSS_POST, "/api/v1/plans", MSS_MAY_PLAN_MAKE, MSS_TEAM_IN_QUERY, MSS_LANE_READ, MSS_BODY_JSON, 16 * MB,
      MSS_LIMIT_PLAN, mss_api_plan, mss_api_plan_prepare},
+    GET_READ("/api/v1/frontiers", PLAN_MAKE, MSS_TEAM_IN_QUERY, mss_api_frontiers),
     {MSS_POST, "/api/v1/frontiers", MSS_MAY_PLAN_MAKE, MSS_TEAM_IN_QUERY, MSS_LANE_WRITE, MSS_BODY_JSON, 16 * MB,
      MSS_LIMIT_PLAN, mss_api_frontier_create, NULL},
     {MSS_POST, "/api/v1/runs/{run}/frontier", MSS_MAY_PLAN_MAKE, MSS_RUN_IN_PATH, MSS_LANE_WRITE, MSS_BODY_JSON, 4 * KB,
@@ -123,6 +124,9 @@ static const mss_route routes[] = {
     FORM_WRITE("/teams", SELF, MSS_NO_SUBJECT, MSS_LIMIT_PAGE, NULL, mss_page_team_make),
     GET_READ("/teams/{team}", TEAM_READ, MSS_TEAM_IN_PATH, mss_page_team),
     FORM_WRITE("/teams/{team}/invitations", TEAM_MANAGE, MSS_TEAM_IN_PATH, MSS_LIMIT_PAGE, NULL, mss_page_invite),
+    FORM_WRITE("/teams/{team}/invitations/withdraw", TEAM_MANAGE, MSS_TEAM_IN_PATH, MSS_LIMIT_PAGE, NULL,
+               mss_page_withdraw),
+    FORM_WRITE("/teams/{team}/delete", TEAM_OWN, MSS_TEAM_IN_PATH, MSS_LIMIT_PAGE, NULL, mss_page_team_delete),
     FORM_WRITE("/teams/{team}/leave", TEAM_READ, MSS_TEAM_IN_PATH, MSS_LIMIT_PAGE, NULL, mss_page_leave),
     FORM_WRITE("/teams/{team}/members", TEAM_MANAGE, MSS_TEAM_IN_PATH, MSS_LIMIT_PAGE, NULL, mss_page_member),
     GET_READ("/teams/{team}/tokens", TOKEN_MANAGE, MSS_TEAM_IN_PATH, mss_page_tokens),

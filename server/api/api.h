@@ -18,9 +18,6 @@ int mss_api_refuse(mss_request *r, const ms_error *err);
 /* A text of at most `most` bytes without control characters. If it is missing: "" if `is_optional`, else an error. */
 MS_NODISCARD int mss_api_text(const ms__json_at *object, const char *name, size_t most, bool is_optional,
                               const char **text);
-/* Answers the objects of a query as {"items": [...]}; `map` (may be NULL) rewrites each. */
-int mss_api_items(mss_request *r, mss_statement statement, const mss_value *values, size_t count,
-                  void (*map)(json_t *item));
 /* The number in the query; `fallback` if it is missing, -1 if it is not a number or larger than `most`. */
 int64_t mss_api_query_number(const mss_request *r, const char *name, int64_t fallback, int64_t most);
 /* Adds a row of the audit for this request: who, the object's team, and the given object. */
@@ -31,6 +28,36 @@ void mss_api_name_scopes(json_t *item);
 /* Whether a text is 1 to `most` bytes of UTF-8 without control characters. */
 bool mss_api_is_line(const char *text, size_t most);
 bool mss_api_is_email(const char *text);
+
+/* ---- lists in pages ---------------------------------------------------------------- */
+
+/* The last three parameters of the statement are a number and a text, behind which the page begins, and the most rows. It
+ * orders by both, and its columns "cursor_number" (0 or more) and "cursor_text" have them; clients don't see these. */
+typedef struct mss_list {
+    mss_statement statement;
+    enum { MSS_RISING, MSS_FALLING } order;
+    bool is_by_id;             /* the text is an identifier */
+    const char *cursor;        /* its name in the query; NULL: "cursor" */
+    void (*map)(json_t *item); /* rewrites each item; may be NULL */
+} mss_list;
+
+/* A page begins behind this place. */
+typedef struct mss_position {
+    int64_t number;
+    char text[256];
+} mss_position;
+
+/* The place that the query's cursor names, or the list's beginning; false if it is no cursor. */
+bool mss_list_position(const mss_request *r, const mss_list *list, mss_position *at);
+
+/* {"items": [...], "next_cursor": ...} for the query's "limit" and cursor, with the statement's other values. NULL with the
+ * status if it is refused. */
+json_t *mss_api_page(mss_request *r, const mss_list *list, const mss_value *values, size_t count, int *status);
+/* The same as the answer. */
+int mss_api_list(mss_request *r, const mss_list *list, const mss_value *values, size_t count);
+
+/* Of a team: the one value is its id. */
+extern const mss_list mss_project_list, mss_member_list, mss_invitation_list, mss_token_list, mss_audit_list;
 
 /* ---- runs -------------------------------------------------------------------- */
 
@@ -87,9 +114,11 @@ int mss_api_audit_list(mss_request *r);
 
 /* Each returns 0, or the status of a refusal that it has answered. */
 int mss_team_make(mss_request *r, const char *name, const char *owner, mss_id *team);
+int mss_team_remove(mss_request *r);
 int mss_member_change(mss_request *r, const char *account, mss_role role);
 int mss_member_remove(mss_request *r, const char *account);
 int mss_invitation_add(mss_request *r, mss_role role, char secret[MSS_SECRET_BYTES]);
+int mss_invitation_withdraw(mss_request *r, const char *invitation);
 int mss_token_make(mss_request *r, const char *name, uint32_t scopes, char token[MSS_TOKEN_BYTES], mss_id *id);
 int mss_token_revoke(mss_request *r, const char *token);
 
@@ -108,6 +137,7 @@ int mss_api_metrics(mss_request *r);
 int mss_api_telemetry(mss_request *r);
 int mss_api_plan_prepare(mss_request *r);
 int mss_api_plan(mss_request *r);
+int mss_api_frontiers(mss_request *r);
 int mss_api_frontier_create(mss_request *r);
 int mss_api_run_frontier(mss_request *r);
 int mss_api_frontier_show(mss_request *r);

@@ -49,20 +49,6 @@ int mss_api_text(const ms__json_at *object, const char *name, size_t most, bool 
     return rc;
 }
 
-int mss_api_items(mss_request *r, mss_statement statement, const mss_value *values, size_t count,
-                  void (*map)(json_t *item))
-{
-    ms_error err;
-    json_t *items = mss_sql_objects(r->sql, statement, values, count, &err);
-    if (items == NULL) {
-        return mss_answer_failure(r, &err);
-    }
-    for (size_t i = 0; map != NULL && i < json_array_size(items); i++) {
-        map(json_array_get(items, i));
-    }
-    return mss_answer_json(r, 200, json_pack("{s:o}", "items", items));
-}
-
 int64_t mss_api_query_number(const mss_request *r, const char *name, int64_t fallback, int64_t most)
 {
     const char *text = mss_pairs_get(&r->query, name);

@@ -7,11 +7,14 @@
 #include "auth/secret.h"
 #include "base/thread.h"
 #include "log/log.h"
+#include "store/compact.h"
 #include "store/sql.h"
 #include "store/statements.h"
 
 #define POLL_NS ((uint64_t)500000000)
 #define TELL_NS ((uint64_t)1000000000)
+#define COMPACT_EVERY_NS ((uint64_t)3600 * 1000000000)
+#define COMPACT_AFTER_MS ((int64_t)24 * 3600 * 1000)
 
 struct mss_jobs {
     mss_sql *sql;
@@ -19,6 +22,8 @@ struct mss_jobs {
     ms__mutex lock;
     ms__cond stopping;
     bool is_stopping;
+    mss_compaction pass; /* over the runs' batches */
+    uint64_t next_pass_ns;
 };
 
 typedef struct job {
@@ -102,15 +107,16 @@ static void make(job *j)
 
 /* The next job, if this server is the one that makes them. When it begins to be, nobody makes those that are said to
  * be running. */
-static int take_if_leading(mss_jobs *jobs, job *next, ms_error *err)
+static int take_if_leading(mss_jobs *jobs, job *next, bool *leads, ms_error *err)
 {
-    bool leads = false, is_new = false;
+    bool is_new = false;
+    *leads = false;
     *next = (job){.jobs = jobs};
-    int rc = mss_sql_lead(jobs->sql, &leads, &is_new, err);
+    int rc = mss_sql_lead(jobs->sql, leads, &is_new, err);
     if (rc == MS_OK && is_new) {
         rc = mss_sql_run(jobs->sql, MSS_JOB_AGAIN, MSS_NONE, NULL, err);
     }
-    return rc == MS_OK && leads ? take_next(jobs, next, err) : rc;
+    return rc == MS_OK && *leads ? take_next(jobs, next, err) : rc;
 }
 
 /* A database that is gone has its one line from elsewhere (http/shared.c). */
@@ -121,19 +127,41 @@ static void note_failure(const ms_error *err)
     }
 }
 
+/* Merges some batches, if it is time; false if there is nothing to do for now. A run that fails waits for the next pass. */
+static bool compact(mss_jobs *jobs)
+{
+    ms_error err;
+    bool is_done = false;
+    if (ms_now_ns() < jobs->next_pass_ns) {
+        return false;
+    }
+    int rc = mss_compact_step(jobs->sql, mss_now_ms() - COMPACT_AFTER_MS, &jobs->pass, &is_done, &err);
+    if (rc != MS_OK) {
+        note_failure(&err);
+    }
+    if (is_done) {
+        jobs->next_pass_ns = ms_now_ns() + COMPACT_EVERY_NS;
+    }
+    return rc == MS_OK && !is_done;
+}
+
 static void work(void *argument)
 {
     mss_jobs *jobs = argument;
     while (!is_stopping(jobs)) {
         ms_error err;
         job next;
-        if (take_if_leading(jobs, &next, &err) != MS_OK) {
+        bool leads;
+        if (take_if_leading(jobs, &next, &leads, &err) != MS_OK) {
             note_failure(&err);
         }
         if (next.request != NULL) {
             make(&next);
             write(jobs, MSS_JOB_EXPIRE, MSS_WITH(MSS_INT(mss_now_ms() - MSS_JOB_KEPT_MS)));
             ms_free(next.request);
+            continue;
+        }
+        if (leads && compact(jobs)) {
             continue;
         }
         uint64_t until_ns = ms_now_ns() + POLL_NS;

@@ -202,6 +202,13 @@ int mss_api_run_frontier(mss_request *r)
 
 /* ---- how far, and the result --------------------------------------------------------- */
 
+int mss_api_frontiers(mss_request *r)
+{
+    static const mss_list list = {.statement = MSS_JOB_LIST, .order = MSS_FALLING, .is_by_id = true};
+    const char *run = mss_pairs_get(&r->query, "run");
+    return mss_api_list(r, &list, MSS_WITH(MSS_TEXT(r->object.team.text), MSS_TEXT(run != NULL ? run : "")));
+}
+
 int mss_api_frontier_show(mss_request *r)
 {
     ms_error err;

@@ -1,8 +1,6 @@
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "api/api.h"
 #include "base/units.h"
@@ -12,7 +10,7 @@
 
 #define COUNT(table) (sizeof(table) / sizeof(table)[0])
 
-enum { NAME_BYTES = 120, PAGE_MOST = 200, PAGE_USUAL = 50, OUTCOME_COUNT = 4 };
+enum { NAME_BYTES = 120, OUTCOME_COUNT = 4 };
 /* Bytes that a run without documents counts for, and the number of appends between two sums over a team's runs. */
 enum { RUN_BYTES = 1000, QUOTA_EVERY = 64 };
 
@@ -267,73 +265,19 @@ int mss_api_run_create(mss_request *r)
 
 /* ---- list and show --------------------------------------------------------------- */
 
-/* "<started ms>-<run>": what the next page begins behind. */
-static bool read_cursor(const char *text, int64_t *started_at, const char **id)
-{
-    *started_at = INT64_MAX;
-    *id = "";
-    if (text == NULL) {
-        return true;
-    }
-    char *end;
-    *started_at = strtoll(text, &end, 10);
-    *id = end + (*end == '-');
-    mss_id run = mss_id_of(*id);
-    return end != text && *end == '-' && mss_id_is(&run) && text[0] >= '0' && text[0] <= '9';
-}
-
 static const char *query_or_empty(const mss_request *r, const char *name)
 {
     const char *text = mss_pairs_get(&r->query, name);
     return text != NULL ? text : "";
 }
 
-/* Started times are written for people; the cursor needs the number. */
-static int64_t time_of(const char *text)
-{
-    struct tm parts = {0};
-    const char *rest = strptime(text, "%Y-%m-%dT%H:%M:%S", &parts);
-    return rest == NULL ? 0 : (int64_t)timegm(&parts) * 1000 + (rest[0] == '.' ? atoi(rest + 1) : 0);
-}
-
-static void add_cursor(json_t *page, json_t *items, int64_t limit)
-{
-    size_t count = json_array_size(items);
-    if ((int64_t)count <= limit) {
-        json_object_set_new(page, "next_cursor", json_null());
-        return;
-    }
-    json_array_remove(items, count - 1); /* asked for to see that there is more */
-    json_t *last = json_array_get(items, (size_t)limit - 1);
-    char cursor[64];
-    snprintf(cursor, sizeof cursor, "%" PRId64 "-%s", time_of(json_string_value(json_object_get(last, "started_at"))),
-             json_string_value(json_object_get(last, "id")));
-    json_object_set_new(page, "next_cursor", json_string(cursor));
-}
-
 json_t *mss_run_page(mss_request *r, int *status)
 {
-    ms_error err;
-    int64_t started_at, limit = mss_api_query_number(r, "limit", PAGE_USUAL, PAGE_MOST);
-    const char *id;
-    if (limit < 1 || !read_cursor(mss_pairs_get(&r->query, "cursor"), &started_at, &id)) {
-        *status =
-            mss_answer_problem(r, 400, "The limit must be 1 to %d, and the cursor one that was given.", PAGE_MOST);
-        return NULL;
-    }
-    json_t *items =
-        mss_sql_objects(r->sql, MSS_RUN_LIST,
-                        MSS_WITH(MSS_TEXT(r->object.team.text), MSS_INT(started_at), MSS_TEXT(id),
-                                 MSS_TEXT(query_or_empty(r, "project")), MSS_TEXT(query_or_empty(r, "model")),
-                                 MSS_TEXT(query_or_empty(r, "outcome")), MSS_INT(limit + 1)),
-                        &err);
-    json_t *page = items != NULL ? json_pack("{s:o}", "items", items) : NULL;
-    if (page == NULL) {
-        *status = mss_answer_failure(r, &err);
-        return NULL;
-    }
-    add_cursor(page, items, limit);
-    return page;
+    static const mss_list list = {.statement = MSS_RUN_LIST, .order = MSS_FALLING, .is_by_id = true};
+    return mss_api_page(r, &list,
+                        MSS_WITH(MSS_TEXT(r->object.team.text), MSS_TEXT(query_or_empty(r, "project")),
+                                 MSS_TEXT(query_or_empty(r, "model")), MSS_TEXT(query_or_empty(r, "outcome"))),
+                        status);
 }
 
 int mss_api_run_list(mss_request *r)
@@ -366,9 +310,11 @@ int mss_api_run_plan(mss_request *r)
     return mss_answer_problem(r, 404, "This run sent no plan.");
 }
 
+const mss_list mss_project_list = {.statement = MSS_PROJECT_LIST};
+
 int mss_api_projects(mss_request *r)
 {
-    return mss_api_items(r, MSS_PROJECT_LIST, MSS_WITH(MSS_TEXT(r->object.team.text)), NULL);
+    return mss_api_list(r, &mss_project_list, MSS_WITH(MSS_TEXT(r->object.team.text)));
 }
 
 /* ---- append -------------------------------------------------------------------- */

@@ -18,7 +18,8 @@ static const char *team_of(const mss_request *r)
 
 int mss_api_teams(mss_request *r)
 {
-    return mss_api_items(r, MSS_TEAM_OF_ACCOUNT, MSS_WITH(MSS_TEXT(r->who.account.text)), mss_api_name_role);
+    static const mss_list list = {.statement = MSS_TEAM_LIST, .map = mss_api_name_role};
+    return mss_api_list(r, &list, MSS_WITH(MSS_TEXT(r->who.account.text)));
 }
 
 int mss_team_make(mss_request *r, const char *name, const char *owner, mss_id *team)
@@ -62,21 +63,29 @@ int mss_api_team_create(mss_request *r)
     return status != 0 ? status : mss_answer_json(r, 201, json_pack("{s:s}", "id", team.text));
 }
 
-int mss_api_team_delete(mss_request *r)
+int mss_team_remove(mss_request *r)
 {
     ms_error err;
     int rc = mss_sql_run(r->sql, MSS_TEAM_DELETE, MSS_WITH(MSS_TEXT(team_of(r))), NULL, &err);
     if (rc == MS_OK) {
         rc = mss_api_audit(r, "team deleted", team_of(r), &err);
     }
-    return rc == MS_OK ? mss_answer_empty(r) : mss_answer_failure(r, &err);
+    return rc == MS_OK ? 0 : mss_answer_failure(r, &err);
+}
+
+int mss_api_team_delete(mss_request *r)
+{
+    int status = mss_team_remove(r);
+    return status != 0 ? status : mss_answer_empty(r);
 }
 
 /* ---- members -------------------------------------------------------------------- */
 
+const mss_list mss_member_list = {.statement = MSS_MEMBER_LIST, .map = mss_api_name_role};
+
 int mss_api_members(mss_request *r)
 {
-    return mss_api_items(r, MSS_MEMBER_LIST, MSS_WITH(MSS_TEXT(team_of(r))), mss_api_name_role);
+    return mss_api_list(r, &mss_member_list, MSS_WITH(MSS_TEXT(team_of(r))));
 }
 
 /* Whether who asks may change what `account` is, and someone is left to own the team afterwards. */
@@ -160,9 +169,11 @@ int mss_api_member_remove(mss_request *r)
 
 /* ---- invitations ----------------------------------------------------------------- */
 
+const mss_list mss_invitation_list = {.statement = MSS_INVITATION_LIST, .is_by_id = true, .map = mss_api_name_role};
+
 int mss_api_invitations(mss_request *r)
 {
-    return mss_api_items(r, MSS_INVITATION_LIST, MSS_WITH(MSS_TEXT(team_of(r))), mss_api_name_role);
+    return mss_api_list(r, &mss_invitation_list, MSS_WITH(MSS_TEXT(team_of(r))));
 }
 
 int mss_invitation_add(mss_request *r, mss_role role, char secret[MSS_SECRET_BYTES])
@@ -197,26 +208,34 @@ int mss_api_invite(mss_request *r)
     return mss_answer_json(r, 201, json_pack("{s:s}", "link", link));
 }
 
-int mss_api_invitation_delete(mss_request *r)
+int mss_invitation_withdraw(mss_request *r, const char *invitation)
 {
     ms_error err;
     int64_t changed = 0;
-    int rc = mss_sql_run(r->sql, MSS_INVITATION_DELETE, MSS_WITH(MSS_TEXT(team_of(r)), MSS_TEXT(r->parameters[1])),
-                         &changed, &err);
+    int rc = mss_sql_run(r->sql, MSS_INVITATION_DELETE, MSS_WITH(MSS_TEXT(team_of(r)), MSS_TEXT(invitation)), &changed,
+                         &err);
     if (rc == MS_OK && changed == 0) {
         return mss_answer_problem(r, 404, "The team has no such invitation.");
     }
     if (rc == MS_OK) {
-        rc = mss_api_audit(r, "invitation withdrawn", r->parameters[1], &err);
+        rc = mss_api_audit(r, "invitation withdrawn", invitation, &err);
     }
-    return rc == MS_OK ? mss_answer_empty(r) : mss_answer_failure(r, &err);
+    return rc == MS_OK ? 0 : mss_answer_failure(r, &err);
+}
+
+int mss_api_invitation_delete(mss_request *r)
+{
+    int status = mss_invitation_withdraw(r, r->parameters[1]);
+    return status != 0 ? status : mss_answer_empty(r);
 }
 
 /* ---- tokens --------------------------------------------------------------------- */
 
+const mss_list mss_token_list = {.statement = MSS_TOKEN_LIST, .is_by_id = true, .map = mss_api_name_scopes};
+
 int mss_api_tokens(mss_request *r)
 {
-    return mss_api_items(r, MSS_TOKEN_LIST, MSS_WITH(MSS_TEXT(team_of(r))), mss_api_name_scopes);
+    return mss_api_list(r, &mss_token_list, MSS_WITH(MSS_TEXT(team_of(r))));
 }
 
 int mss_token_make(mss_request *r, const char *name, uint32_t scopes, char token[MSS_TOKEN_BYTES], mss_id *id)
@@ -315,7 +334,12 @@ int mss_api_token_delete(mss_request *r)
 
 /* ---- audit --------------------------------------------------------------------- */
 
+const mss_list mss_audit_list = {
+    .statement = MSS_AUDIT_OF_TEAM,
+    .order = MSS_FALLING,
+};
+
 int mss_api_audit_list(mss_request *r)
 {
-    return mss_api_items(r, MSS_AUDIT_OF_TEAM, MSS_WITH(MSS_TEXT(team_of(r))), NULL);
+    return mss_api_list(r, &mss_audit_list, MSS_WITH(MSS_TEXT(team_of(r))));
 }

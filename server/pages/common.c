@@ -46,6 +46,7 @@ static void add_common(mss_request *r, json_t *data)
     json_object_set_new(data, "team_id", json_string(r->object.team.text));
     json_object_set_new(data, "can_write", json_boolean(r->object.role >= MSS_MEMBER));
     json_object_set_new(data, "can_manage", json_boolean(r->object.role >= MSS_ADMIN));
+    json_object_set_new(data, "can_own", json_boolean(r->object.role >= MSS_OWNER));
     json_object_set_new(data, "version", json_string(ms_version()));
     if (is_signed_in) {
         add_teams(r, data);

@@ -1,4 +1,5 @@
 /* For the operator, the first account: who is here, what it takes, what waits. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -73,6 +74,33 @@ static int add_accounts(mss_request *r, json_t *page, ms_error *err)
     return accounts != NULL ? MS_OK : err->code;
 }
 
+/* Frontiers of all teams, the latest first, from behind ?frontiers=, and how many are in each state. */
+static int add_jobs(mss_request *r, json_t *page, int *status, ms_error *err)
+{
+    static const mss_list list = {
+        .statement = MSS_OPERATOR_JOBS, .order = MSS_FALLING, .is_by_id = true, .cursor = "frontiers"};
+    static const char *const states[] = {"queued", "running", "done", "failed"};
+    for (size_t i = 0; i < sizeof states / sizeof states[0]; i++) {
+        int64_t count;
+        char name[32];
+        int rc = mss_sql_number(r->sql, MSS_COUNT_JOBS, MSS_WITH(MSS_TEXT(states[i])), &count, err);
+        if (rc != MS_OK) {
+            return rc;
+        }
+        snprintf(name, sizeof name, "jobs_%s", states[i]);
+        json_object_set_new(page, name, json_integer(count));
+    }
+    json_t *jobs = mss_api_page(r, &list, MSS_NONE, status), *items = json_object_get(jobs, "items");
+    for (size_t i = 0; i < json_array_size(items); i++) {
+        mss_page_time_text(json_array_get(items, i), "created_at", "created_text");
+        mss_page_time_text(json_array_get(items, i), "finished_at", "finished_text");
+    }
+    json_object_set(page, "jobs", items);
+    json_object_set(page, "next_jobs", json_object_get(jobs, "next_cursor"));
+    json_decref(jobs);
+    return MS_OK;
+}
+
 int mss_page_operator(mss_request *r)
 {
     ms_error err = {0};
@@ -84,9 +112,17 @@ int mss_page_operator(mss_request *r)
     if (rc == MS_OK) {
         rc = add_accounts(r, page, &err);
     }
+    int status = 200;
+    if (rc == MS_OK) {
+        rc = add_jobs(r, page, &status, &err);
+    }
     if (rc != MS_OK) {
         json_decref(page);
         return mss_answer_failure(r, &err);
+    }
+    if (status != 200) {
+        json_decref(page);
+        return status;
     }
     add_work(r, page);
     return mss_page_show(r, 200, "operator.html", page);

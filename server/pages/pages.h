@@ -28,7 +28,9 @@ int mss_page_projects(mss_request *r);
 
 int mss_page_team(mss_request *r);
 int mss_page_team_make(mss_request *r);
+int mss_page_team_delete(mss_request *r);
 int mss_page_invite(mss_request *r);
+int mss_page_withdraw(mss_request *r);
 int mss_page_member(mss_request *r);
 int mss_page_leave(mss_request *r);
 int mss_page_tokens(mss_request *r);

@@ -36,8 +36,8 @@ static void add_layers(json_t *data, const json_t *plan)
 static int add_others(mss_request *r, json_t *data, ms_error *err)
 {
     json_t *runs = mss_sql_objects(r->sql, MSS_RUN_LIST,
-                                   MSS_WITH(MSS_TEXT(r->object.team.text), MSS_INT(INT64_MAX), MSS_TEXT(""),
-                                            MSS_TEXT(""), MSS_TEXT(""), MSS_TEXT(""), MSS_INT(OTHERS_MOST)),
+                                   MSS_WITH(MSS_TEXT(r->object.team.text), MSS_TEXT(""), MSS_TEXT(""), MSS_TEXT(""),
+                                            MSS_INT(INT64_MAX), MSS_TEXT(""), MSS_INT(OTHERS_MOST)),
                                    err);
     json_t *others = json_array();
     for (size_t i = 0; i < json_array_size(runs); i++) {
@@ -51,6 +51,43 @@ static int add_others(mss_request *r, json_t *data, ms_error *err)
     json_object_set_new(data, "others", others);
     int rc = runs != NULL ? MS_OK : err->code;
     json_decref(runs);
+    return rc;
+}
+
+/* The members of a document as rows of a table; what is no text is shown as JSON. */
+static int add_facts(json_t *data, const char *name, ms_error *err)
+{
+    json_t *rows = json_array(), *value;
+    const char *member;
+    char list[40];
+    int rc = MS_OK;
+    json_object_foreach(json_object_get(data, name), member, value)
+    {
+        char *text = json_is_string(value) ? ms_strdup(json_string_value(value)) : ms__json_text(value, true);
+        rc = text != NULL ? rc : ms_fail(err, MS_ENOMEM, "page: out of memory");
+        json_array_append_new(rows, json_pack("{s:s, s:s}", "member", member, "text", text != NULL ? text : ""));
+        ms_free(text);
+    }
+    snprintf(list, sizeof list, "has_%s", name);
+    json_object_set_new(data, list, json_boolean(json_array_size(rows) > 0));
+    snprintf(list, sizeof list, "%s_rows", name);
+    json_object_set_new(data, list, rows);
+    return rc;
+}
+
+static int add_documents(json_t *run, ms_error *err)
+{
+    static const char *const names[] = {"counters", "versions", "config"};
+    int rc = MS_OK;
+    for (size_t i = 0; rc == MS_OK && i < sizeof names / sizeof names[0]; i++) {
+        rc = add_facts(run, names[i], err);
+    }
+    json_t *artifacts = json_object_get(run, "artifacts");
+    for (size_t i = 0; i < json_array_size(artifacts); i++) {
+        mss_page_bytes_text(json_array_get(artifacts, i), "bytes", "bytes_text");
+        mss_page_time_text(json_array_get(artifacts, i), "stored_at", "stored_text");
+    }
+    json_object_set_new(run, "has_artifacts", json_boolean(json_array_size(artifacts) > 0));
     return rc;
 }
 
@@ -133,7 +170,8 @@ int mss_page_run(mss_request *r)
     ms_error err;
     json_t *run = mss_run_document(r, r->parameters[0], &err);
     json_t *row = run != NULL ? mss_sql_object(r->sql, MSS_RUN_PLAN, MSS_WITH(MSS_TEXT(r->parameters[0])), &err) : NULL;
-    if (row == NULL || add_others(r, run, &err) != MS_OK || add_frontier(r, run, &err) != MS_OK) {
+    if (row == NULL || add_others(r, run, &err) != MS_OK || add_frontier(r, run, &err) != MS_OK ||
+        add_documents(run, &err) != MS_OK) {
         json_decref(run);
         json_decref(row);
         return mss_answer_failure(r, &err);

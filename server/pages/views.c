@@ -107,40 +107,44 @@ int mss_page_compare(mss_request *r)
     return mss_page_show(r, 200, "compare.html", both);
 }
 
-int mss_page_projects(mss_request *r)
-{
-    ms_error err;
-    json_t *projects = mss_sql_objects(r->sql, MSS_PROJECT_LIST, MSS_WITH(MSS_TEXT(r->object.team.text)), &err);
-    for (size_t i = 0; i < json_array_size(projects); i++) {
-        mss_page_time_text(json_array_get(projects, i), "created_at", "created_text");
-    }
-    return projects != NULL ? mss_page_show(r, 200, "projects.html",
-                                            json_pack("{s:s, s:o}", "title", "Projects", "projects", projects))
-                            : mss_answer_failure(r, &err);
-}
+/* ---- lists of a team ------------------------------------------------------------ */
 
-/* ---- teams --------------------------------------------------------------------- */
-
-/* The rows of a query as member `name` of the page, in its own words. */
-static int add_list(mss_request *r, json_t *page, const char *name, mss_statement statement, void (*map)(json_t *),
-                    ms_error *err)
+/* A page of a list as member `name`, in the page's own words, and as "next_..." the cursor of the next one, which the
+ * query has under `name`. 0, or the status of a refusal. */
+static int add_list(mss_request *r, json_t *page, const char *name, const mss_list *list)
 {
-    json_t *items = mss_sql_objects(r->sql, statement, MSS_WITH(MSS_TEXT(r->object.team.text)), err);
-    if (items == NULL) {
-        return err->code;
-    }
+    int status = 200;
+    char next[32];
+    mss_list named = *list;
+    named.cursor = name;
+    json_t *part = mss_api_page(r, &named, MSS_WITH(MSS_TEXT(r->object.team.text)), &status);
+    json_t *items = json_object_get(part, "items");
     for (size_t i = 0; i < json_array_size(items); i++) {
         json_t *item = json_array_get(items, i);
         mss_page_time_text(item, "created_at", "created_text");
         mss_page_time_text(item, "last_used_at", "last_used_text");
         mss_page_time_text(item, "expires_at", "expires_text");
         mss_page_time_text(item, "happened_at", "happened_text");
-        if (map != NULL) {
-            map(item);
-        }
     }
-    json_object_set_new(page, name, items);
-    return MS_OK;
+    if (part == NULL) {
+        return status;
+    }
+    snprintf(next, sizeof next, "next_%s", name);
+    json_object_set(page, name, items);
+    json_object_set(page, next, json_object_get(part, "next_cursor"));
+    json_decref(part);
+    return 0;
+}
+
+int mss_page_projects(mss_request *r)
+{
+    json_t *page = json_pack("{s:s}", "title", "Projects");
+    int status = add_list(r, page, "projects", &mss_project_list);
+    if (status != 0) {
+        json_decref(page);
+        return status;
+    }
+    return mss_page_show(r, 200, "projects.html", page);
 }
 
 static int show_team(mss_request *r, const char *link)
@@ -152,16 +156,16 @@ static int show_team(mss_request *r, const char *link)
     }
     json_object_set_new(page, "title", json_incref(json_object_get(page, "name")));
     json_object_set_new(page, "link", json_string(link));
-    int rc = add_list(r, page, "members", MSS_MEMBER_LIST, mss_api_name_role, &err);
-    if (rc == MS_OK) {
-        rc = add_list(r, page, "invitations", MSS_INVITATION_LIST, mss_api_name_role, &err);
+    int status = add_list(r, page, "members", &mss_member_list);
+    if (status == 0 && r->object.role >= MSS_ADMIN) {
+        status = add_list(r, page, "invitations", &mss_invitation_list);
     }
-    if (rc == MS_OK && r->object.role >= MSS_ADMIN) {
-        rc = add_list(r, page, "audit", MSS_AUDIT_OF_TEAM, NULL, &err);
+    if (status == 0 && r->object.role >= MSS_ADMIN) {
+        status = add_list(r, page, "audit", &mss_audit_list);
     }
-    if (rc != MS_OK) {
+    if (status != 0) {
         json_decref(page);
-        return mss_answer_failure(r, &err);
+        return status;
     }
     return mss_page_show(r, 200, "team.html", page);
 }
@@ -190,6 +194,30 @@ int mss_page_invite(mss_request *r)
     return show_team(r, link);
 }
 
+int mss_page_withdraw(mss_request *r)
+{
+    int status = mss_invitation_withdraw(r, mss_page_field(r, "invitation"));
+    return status != 0 ? status : mss_answer_redirect(r, "/teams/%s", r->object.team.text);
+}
+
+/* The name has to be typed: all runs go along, and nothing brings them back. */
+int mss_page_team_delete(mss_request *r)
+{
+    ms_error err;
+    json_t *team = mss_sql_object(r->sql, MSS_TEAM_SHOW, MSS_WITH(MSS_TEXT(r->object.team.text)), &err);
+    if (team == NULL) {
+        return mss_answer_failure(r, &err);
+    }
+    const char *name = json_string_value(json_object_get(team, "name"));
+    bool is_meant = name != NULL && strcmp(name, mss_page_field(r, "name")) == 0;
+    json_decref(team);
+    if (!is_meant) {
+        return mss_answer_problem(r, 422, "Type the team's name as it is, to delete the team.");
+    }
+    int status = mss_team_remove(r);
+    return status != 0 ? status : mss_answer_redirect(r, "/account");
+}
+
 int mss_page_member(mss_request *r)
 {
     const char *role = mss_page_field(r, "role"), *account = mss_page_field(r, "account");
@@ -208,11 +236,11 @@ int mss_page_leave(mss_request *r)
 
 static int show_tokens(mss_request *r, const char *made)
 {
-    ms_error err = {0};
     json_t *page = json_pack("{s:s, s:s}", "title", "Tokens", "made", made);
-    if (page == NULL || add_list(r, page, "tokens", MSS_TOKEN_LIST, mss_api_name_scopes, &err) != MS_OK) {
+    int status = add_list(r, page, "tokens", &mss_token_list);
+    if (status != 0) {
         json_decref(page);
-        return mss_answer_failure(r, &err);
+        return status;
     }
     json_t *tokens = json_object_get(page, "tokens");
     for (size_t i = 0; i < json_array_size(tokens); i++) {

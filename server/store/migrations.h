@@ -96,6 +96,23 @@
     "ALTER TABLE job ADD COLUMN run TEXT REFERENCES run ON DELETE CASCADE;" \
     "CREATE INDEX job_run ON job (run);"
 
+/* Rows of the audit are only added, one behind the other, whoever writes: not even the end of a team takes them away. The
+ * words differ; sqlite.c and postgres.c say which are theirs, as MSS_AUDIT_GUARD. */
+#define MSS_MIGRATION_6(BYTES) MSS_AUDIT_GUARD
+#define MSS_AUDIT_GUARD_SQLITE \
+    "CREATE TRIGGER audit_update BEFORE UPDATE ON audit BEGIN" \
+    " SELECT RAISE(ABORT, 'audit: rows are only added'); END;" \
+    "CREATE TRIGGER audit_delete BEFORE DELETE ON audit BEGIN" \
+    " SELECT RAISE(ABORT, 'audit: rows are only added'); END;" \
+    "CREATE TRIGGER audit_insert BEFORE INSERT ON audit" \
+    " WHEN NEW.number <> (SELECT coalesce(max(number), 0) + 1 FROM audit) BEGIN" \
+    " SELECT RAISE(ABORT, 'audit: rows are only added'); END;"
+#define MSS_AUDIT_GUARD_POSTGRES \
+    "CREATE FUNCTION audit_refuse() RETURNS trigger LANGUAGE plpgsql AS" \
+    " 'BEGIN RAISE EXCEPTION ''audit: rows are only added''; END';" \
+    "CREATE TRIGGER audit_change BEFORE UPDATE OR DELETE OR TRUNCATE ON audit" \
+    " FOR EACH STATEMENT EXECUTE FUNCTION audit_refuse();"
+
 /* What servers on one database tell each other: when a bucket of requests is full again (http/shared.h). Nothing of it is
  * worth keeping, so it is in no version, and unlogged: PostgreSQL empties it after a crash. */
 #define MSS_SHARED_TABLES \
@@ -106,6 +123,7 @@
     X(MSS_MIGRATION_2) \
     X(MSS_MIGRATION_3) \
     X(MSS_MIGRATION_4) \
-    X(MSS_MIGRATION_5)
+    X(MSS_MIGRATION_5) \
+    X(MSS_MIGRATION_6)
 
 #endif

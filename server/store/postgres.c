@@ -36,6 +36,7 @@ struct mss_database {
     query queries[MSS_STATEMENT_COUNT];
 };
 
+#define MSS_AUDIT_GUARD MSS_AUDIT_GUARD_POSTGRES
 static const char *const migrations[] = {
 #define MIGRATION_TEXT(migration) migration("BYTEA"),
     MSS_MIGRATION_TABLE(MIGRATION_TEXT)

@@ -12,6 +12,7 @@ struct mss_database {
     sqlite3_stmt *statements[MSS_STATEMENT_COUNT]; /* prepared when first used */
 };
 
+#define MSS_AUDIT_GUARD MSS_AUDIT_GUARD_SQLITE
 static const char *const migrations[] = {
 #define MIGRATION_TEXT(migration) migration("BLOB"),
     MSS_MIGRATION_TABLE(MIGRATION_TEXT)

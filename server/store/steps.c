@@ -19,6 +19,11 @@ static const enum merge merges[MSS_STEP_COLUMNS] = {
 #undef MERGE
 };
 
+const char *mss_step_column_name(mss_step_column column)
+{
+    return names[column];
+}
+
 /* ---- JSON in ------------------------------------------------------------------ */
 
 static int read_value(const ms__json_at *column, size_t index, uint64_t *value)

@@ -32,6 +32,9 @@ typedef enum mss_step_column {
 } mss_step_column;
 
 enum { MSS_BATCH_STEPS_MOST = 1000, MSS_POINTS_MOST = 5000 };
+/* The column's name in JSON. */
+const char *mss_step_column_name(mss_step_column column);
+
 /* 4 EB, 146 years: more than any machine needs, and small enough that a run's sums don't overflow. */
 #define MSS_STEP_VALUE_MOST ((uint64_t)1 << 62)
 

@@ -138,9 +138,9 @@ def change(path: pathlib.Path, statements: str) -> None:
 @pytest.mark.parametrize(
     "damage, part",
     [
-        ("UPDATE audit SET verb = 'nothing' WHERE number = 2", "audit: row 2"),
-        ("DELETE FROM audit WHERE number = 2", "audit: row 3"),
-        ("UPDATE audit SET happened_at = happened_at - 1 WHERE number = 1", "audit: row 1"),
+        ("DROP TRIGGER audit_update; UPDATE audit SET verb = 'nothing' WHERE number = 2", "audit: row 2"),
+        ("DROP TRIGGER audit_delete; DELETE FROM audit WHERE number = 2", "audit: row 3"),
+        ("DROP TRIGGER audit_update; UPDATE audit SET happened_at = happened_at - 1 WHERE number = 1", "audit: row 1"),
         ("PRAGMA foreign_keys = OFF; DELETE FROM account", "foreign_key_check"),
     ],
 )

@@ -7,7 +7,9 @@ import re
 from collections.abc import Callable
 
 from server_support import ROOT, Client, Server, make_token
-from test_services import EVENT, send_event
+from test_artifacts import put
+from test_frontiers import ended
+from test_services import EVENT, documents, send_event
 
 
 def test_the_operator_sees_accounts_teams_and_storage(
@@ -20,6 +22,51 @@ def test_the_operator_sees_accounts_teams_and_storage(
     assert re.search(r"<dt>Database</dt><dd>[\d.]+ [kMG]?B</dd>", page.text)
     assert 'href="/operator"' in owner.get("/account").text
     assert 'href="/operator"' not in join("admin").get("/account").text
+
+
+def test_a_run_shows_its_documents(owner: Client, program: Client, key: Callable[[], str]) -> None:
+    sent = {
+        "graph_digest": "ab12<i>",
+        "versions": {"memscale": "9.9<i>", "torch": "8"},
+        "config": {"mode": "fast", "a": [1, {"b": None}]},
+    }
+    run = program.begin_run(key(), **sent)
+    bare = owner.get(f"/runs/{program.begin_run(key())}").text
+    for part in ("Counters", "Versions", "Configuration", "Documents", "Graph digest"):
+        assert part not in bare, part
+    program.send("POST", f"/api/v1/runs/{run}/finish", {"outcome": "finished", "counters": {"moved_bytes": 123456}})
+    assert put(program, run, "graph", b'{"x": 1}').status == put(program, run, "report", b"<p>").status == 201
+    page = owner.get(f"/runs/{run}").text
+    assert "<dt>Graph digest</dt><dd>ab12&lt;i&gt;</dd>" in page and "<i>" not in page
+    for label, name, value in (
+        ("Counters", "moved_bytes", "123456"), ("Versions", "memscale", "9.9&lt;i&gt;"),
+        ("Configuration", "mode", "fast"),
+        ("Configuration", "a", "[1,{&quot;b&quot;:null}]"),
+    ):  # fmt: skip
+        table = page.split(f'aria-label="{label}"')[1].split("</table>")[0]
+        assert f'<th scope="row">{name}</th><td>{value}</td>' in table, table
+    for kind in ("graph", "report"):
+        assert f'href="/api/v1/runs/{run}/artifacts/{kind}"' in page
+    assert owner.get(f"/api/v1/runs/{run}/artifacts/graph").status == 200
+
+
+def test_the_operator_sees_frontiers(owner: Client, program: Client) -> None:
+    def states() -> dict[str, int]:
+        page = owner.get("/operator").text
+        found = re.search(r"(\d+) waiting, (\d+) running, (\d+) failed, (\d+) done", page)
+        assert found is not None
+        return dict(zip(("waiting", "running", "failed", "done"), map(int, found.groups()), strict=True))
+
+    before = states()
+    for graph in (documents()["graph"], {}):
+        job = program.send("POST", "/api/v1/frontiers", {**documents(), "graph": graph, "points": 2}).json["id"]
+        ended(program, job)
+    after = states()
+    assert (after["done"], after["failed"]) == (before["done"] + 1, before["failed"] + 1)
+    assert after["waiting"] == after["running"] == 0
+    rows = owner.get("/operator?limit=2").text.split('aria-label="Frontiers"')[1].split("</table>")[0]
+    assert "<td>My team</td><td>failed</td>" in rows and "graph" in rows and '<td class="number">2 of 2</td>' in rows
+    assert owner.get("/operator?frontiers=x").status == 400
 
 
 def test_accounts_are_paged_by_address(owner: Client, join: Callable[[str], Client]) -> None:

@@ -61,7 +61,7 @@ def wait_for(what, *arguments):
     raise AssertionError(f"in vain: {what}")
 
 
-@pytest.mark.parametrize("name", ["sql", "second_factor"])
+@pytest.mark.parametrize("name", ["compact", "sql", "second_factor"])
 def test_the_store_s_own_tests_pass(database: Postgres, data: pathlib.Path, name: str) -> None:
     program = pathlib.Path(PROGRAM).parents[1] / "tests" / "server" / f"test_server_{name}"
     if not program.exists():
@@ -327,6 +327,7 @@ def test_a_copy_is_made_by_pg_dump_checked_and_put_back(
         assert run["last_sequence"] >= before
     finally:
         restored.stop()
+    database.sql(again, "DROP TRIGGER audit_change ON audit")
     database.sql(again, "UPDATE audit SET verb = 'nothing' WHERE number = 2")
     checked = run_program("restore", "--check", "--database", database.url(again))
     assert checked.returncode == 1 and "audit: row 2" in checked.stderr

@@ -131,8 +131,44 @@ static void test_the_audit_is_a_chain(void **state)
     }
     assert_ms_ok(mss_audit_check(sql, &rows, &err), err);
     assert_int_equal(rows, 5);
+    script(sql, is_shared ? "DROP TRIGGER audit_change ON audit" : "DROP TRIGGER audit_update");
     script(sql, "UPDATE audit SET object = 'y' WHERE number = 3");
     assert_ms_fails(mss_audit_check(sql, &rows, &err), MS_EFORMAT, err, "row 3");
+    close_and_remove(sql);
+}
+
+/* Whoever writes past the server has to take the guard away first, which shows in the schema. */
+static void test_rows_of_the_audit_are_only_added(void **state)
+{
+    (void)state;
+    static const char *const attacks[] = {
+        "UPDATE audit SET object = 'y' WHERE number = 2",
+        "UPDATE audit SET number = number + 10",
+        "DELETE FROM audit WHERE number = 3",
+        "DELETE FROM audit",
+        "INSERT INTO audit SELECT * FROM audit WHERE number = 1 ON CONFLICT (number) DO UPDATE SET object = 'y'",
+        NULL, /* of one database alone */
+    };
+    mss_sql *sql;
+    ms_error err;
+    int64_t rows = 0;
+    open_new(&sql);
+    assert_ms_ok(mss_sql_migrate(sql, &err), err);
+    script(sql, "INSERT INTO team VALUES ('t1', 'n', 0)");
+    for (int i = 0; i < 3; i++) {
+        assert_ms_ok(mss_audit_add(sql, "a1", "t1", "tested", "x", &err), err);
+    }
+    for (size_t i = 0; i < sizeof attacks / sizeof attacks[0]; i++) {
+        const char *own =
+            is_shared ? "TRUNCATE audit" : "INSERT OR REPLACE INTO audit SELECT 2, 0, 'a', 't', 'v', 'o', x''";
+        const char *attack = attacks[i] != NULL ? attacks[i] : own;
+        assert_int_not_equal(sql->driver->script(sql->database, attack, "attack", &err), MS_OK);
+        assert_non_null(strstr(err.text, "audit: rows are only added"));
+    }
+    script(sql, "DELETE FROM team"); /* whose rows stay */
+    assert_ms_ok(mss_audit_add(sql, "a1", "t1", "tested", "x", &err), err);
+    assert_ms_ok(mss_audit_check(sql, &rows, &err), err);
+    assert_int_equal(rows, 4);
     close_and_remove(sql);
 }
 
@@ -302,6 +338,7 @@ int main(void)
         cmocka_unit_test(test_a_reader_writes_nothing),
         cmocka_unit_test(test_rows_become_objects),
         cmocka_unit_test(test_the_audit_is_a_chain),
+        cmocka_unit_test(test_rows_of_the_audit_are_only_added),
         cmocka_unit_test(test_values_come_back),
         cmocka_unit_test(test_a_failed_statement_is_undone_with_its_savepoint),
         cmocka_unit_test(test_one_leads),

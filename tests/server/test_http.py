@@ -12,7 +12,7 @@ import subprocess
 import time
 
 import pytest
-from server_support import PASSWORD, PROGRAM, Client, Server, on_sqlite, steps
+from server_support import AS_USER, PASSWORD, PROGRAM, Client, Server, on_sqlite, steps
 
 PROBLEM = "application/problem+json"
 
@@ -264,9 +264,10 @@ def test_health_and_metrics(server: Server, owner: Client, program: Client, key)
 
 @on_sqlite
 def test_a_port_that_is_taken_is_told(server: Server, data) -> None:
-    line = [PROGRAM, "--data", str(data), "--port", str(server.port)]
+    line = [PROGRAM, "--data", str(data), "--port", str(server.port), *AS_USER]
     ran = subprocess.run(line, capture_output=True, text=True, timeout=60)
     assert ran.returncode == 1 and "Address already in use" in ran.stderr
     for wrong in (["--port", "65536"], ["--port", "x"], ["--url", "https://a/b"], ["--listen", "localhost"], ["extra"]):
-        ran = subprocess.run([PROGRAM, "--data", str(data), *wrong], capture_output=True, text=True, timeout=60)
+        line = [PROGRAM, "--data", str(data), *AS_USER, *wrong]
+        ran = subprocess.run(line, capture_output=True, text=True, timeout=60)
         assert ran.returncode in (1, 2) and ran.stderr.startswith("memscale-server: "), wrong

@@ -31,8 +31,8 @@ enum { EXIT_WRONG = 2, PATH_BYTES = 4096, PORTS_MOST = 16 };
 
 static const char help[] =
     "Usage: memscale-server --data DIR|--database URL [--listen ADDRESS] [--port N]\n"
-    "                       [--url https://HOST] [--trust-proxy ADDRESS] [--limits PERCENT]\n"
-    "                       [--team-quota BYTES] [--user NAME]\n"
+    "                       [--url https://HOST] [--trust-proxy RANGE]... [--trust-cloudflare FILE]\n"
+    "                       [--limits PERCENT] [--team-quota BYTES] [--user NAME]\n"
     "       memscale-server backup --data DIR FILE\n"
     "       memscale-server restore --check FILE|--database URL\n"
     "       memscale-server restore --data DIR FILE\n"
@@ -49,7 +49,9 @@ static const char help[] =
     "  --listen ADDRESS      numeric address, 127.0.0.1 if not given\n"
     "  --port N              8321 if not given; 0 takes one that is free\n"
     "  --url https://HOST    what browsers call this server, behind a proxy that speaks TLS\n"
-    "  --trust-proxy ADDRESS whose X-Forwarded-For is believed\n"
+    "  --trust-proxy RANGE   an address or 192.0.2.0/24, whose X-Forwarded-For is believed; may be\n"
+    "                        given several times\n"
+    "  --trust-cloudflare FILE  ranges, one a line, whose CF-Connecting-IP is believed\n"
     "  --limits PERCENT      multiplies every limit of requests per minute (100)\n"
     "  --team-quota BYTES    of steps that a team may store (10000000000)\n"
     "  --user NAME           whom a server that root starts becomes, such as nobody\n"
@@ -461,7 +463,8 @@ static bool is_url(const char *text)
            strpbrk(host + 3, "/?# @") == NULL;
 }
 
-static bool take_option(command_line *line, int option, const char *value)
+/* If it says more than that the value can't be used, the reason is in `why`. */
+static bool take_option(command_line *line, int option, const char *value, ms_error *why)
 {
     uint64_t number = 0;
     switch (option) {
@@ -481,8 +484,9 @@ static bool take_option(command_line *line, int option, const char *value)
         line->settings.public_url = value;
         return is_url(value);
     case 't':
-        line->settings.trusted_proxy = value;
-        return true;
+        return mss_networks_add(&line->settings.proxies, value, strlen(value), why) == MS_OK;
+    case 'f':
+        return mss_networks_add_file(&line->settings.cloudflare, value, why) == MS_OK;
     case 'l':
         line->settings.limit_scale_percent = read_number(value, 1000000, &number) ? (uint32_t)number : 0;
         return line->settings.limit_scale_percent > 0;
@@ -508,6 +512,7 @@ static const struct option options[] = {
     {"trust-proxy", required_argument, NULL, 't'},
     {"limits", required_argument, NULL, 'l'},
     {"team-quota", required_argument, NULL, 'q'},
+    {"trust-cloudflare", required_argument, NULL, 'f'},
     {"user", required_argument, NULL, 'n'},
     {"check", no_argument, NULL, 'c'},
     {NULL, 0, NULL, 0},
@@ -558,6 +563,7 @@ static int check_command_line(const command_line *line)
 static int read_command_line(int argc, char **argv, command_line *line)
 {
     int option;
+    ms_error why = {0};
     if (argc > 1 && argv[1][0] != '-') {
         line->command = argv[1];
         argc--;
@@ -565,8 +571,8 @@ static int read_command_line(int argc, char **argv, command_line *line)
     }
     opterr = 0;
     while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
-        if (!take_option(line, option, optarg)) {
-            return usage("can't use ", argv[optind - 1]);
+        if (!take_option(line, option, optarg, &why)) {
+            return why.text[0] != '\0' ? usage(why.text, "") : usage("can't use ", argv[optind - 1]);
         }
     }
     line->file = optind < argc ? argv[optind++] : "";

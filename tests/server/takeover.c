@@ -36,8 +36,8 @@ static void attack(void)
     int door = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     tell("listen elsewhere", listen(door, 1) == 0);
     tell("hide a program in memory", syscall(SYS_memfd_create, "x", 0) >= 0);
-    tell("write code", mmap(NULL, 4096, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) !=
-                           MAP_FAILED);
+    tell("write code",
+         mmap(NULL, 4096, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) != MAP_FAILED);
 }
 
 /* The name and type of libmicrohttpd's function; its types are not needed here. */

@@ -8,12 +8,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "base/json.h"
-#include "base/units.h"
 #include "http/connections.h"
 #include "http/head.h"
 #include "http/lanes.h"
 #include "http/live.h"
+#include "http/request.h"
 #include "http/shared.h"
 #include "log/log.h"
 
@@ -166,23 +165,6 @@ static void *begin_request(void *argument, const char *target, struct MHD_Connec
     return c;
 }
 
-static void free_request(mss_request *request)
-{
-    mss_pairs_free(&request->query);
-    if (request->form.text != NULL) { /* passwords */
-        mss_secret_wipe(request->form.text, 2 * request->body_bytes);
-    }
-    mss_pairs_free(&request->form);
-    json_decref(request->json);
-    if (request->body != NULL) {
-        mss_secret_wipe(request->body, request->body_room);
-    }
-    ms_free(request->body);
-    ms_free(request->answer.text);
-    ms_free(request->answer.event);
-    mss_secret_wipe(request, sizeof *request);
-}
-
 /* Of a request that MHD itself has refused, or that never came to an answer. */
 static int status_of(struct MHD_Connection *connection)
 {
@@ -214,7 +196,7 @@ static void end_request(void *argument, struct MHD_Connection *connection, void 
                                             .duration_ns = duration_ns,
                                             .sent_bytes = r->answer.bytes,
                                             .reason = r->reason});
-    free_request(r);
+    mss_request_wipe(r);
     ms_free(c);
     *slot = NULL;
 }
@@ -294,52 +276,12 @@ static void answered(mss_request *request)
     MHD_resume_connection(request->connection);
 }
 
-/* ---- bodies ------------------------------------------------------------------- */
-
-static bool add_to_body(mss_request *request, const char *data, size_t bytes)
-{
-    if (request->body_bytes + bytes > request->route->body_most_bytes) {
-        return false;
-    }
-    if (request->body_bytes + bytes + 1 > request->body_room) {
-        size_t room = (size_t)ms__max_u64(2 * request->body_room, request->body_bytes + bytes + 1);
-        char *larger = ms_realloc_array(request->body, room, 1);
-        if (larger == NULL) {
-            return false;
-        }
-        request->body = larger;
-        request->body_room = room;
-    }
-    memcpy(request->body + request->body_bytes, data, bytes);
-    request->body_bytes += bytes;
-    request->body[request->body_bytes] = '\0';
-    return true;
-}
-
-static int parse_body(mss_request *request)
-{
-    ms_error err;
-    const char *body = request->body != NULL ? request->body : "";
-    if (request->route->body == MSS_BODY_FORM) {
-        int rc = mss_pairs_read(body, request->body_bytes, &request->form, &err);
-        return rc == MS_OK        ? 0
-               : rc == MS_EFORMAT ? mss_answer_problem(request, 400, "The form is malformed.")
-                                  : mss_answer_failure(request, &err);
-    }
-    if (request->route->body == MSS_BODY_JSON) {
-        ms__json_at root;
-        int rc = ms__json_parse(body, request->body_bytes, "body", &request->json, &root, &err);
-        return rc == MS_OK        ? 0
-               : rc == MS_EFORMAT ? mss_answer_problem(request, 400, "%s", err.text)
-                                  : mss_answer_failure(request, &err);
-    }
-    return 0;
-}
+/* ---- work ---------------------------------------------------------------------- */
 
 /* The whole request is there. */
 static enum MHD_Result begin_work(mss_request *request)
 {
-    int status = parse_body(request);
+    int status = mss_request_parse(request);
     if (status == 0 && request->route->lane == MSS_LANE_INLINE) {
         status = request->server->settings.dispatch(request, false);
     }
@@ -385,7 +327,7 @@ static enum MHD_Result handle(void *argument, struct MHD_Connection *connection,
         return send_answer(request);
     }
     if (*bytes > 0) {
-        bool is_taken = request->answer.status == 0 && add_to_body(request, data, *bytes);
+        bool is_taken = request->answer.status == 0 && mss_request_add(request, data, *bytes);
         *bytes = 0;
         return is_taken ? MHD_YES : MHD_NO;
     }

@@ -138,11 +138,12 @@ setup_tsan() {
 
 # Prints the Debian packages that the server needs and that are missing.
 missing_server_packages() {
-    pkg-config --exists 'libmicrohttpd >= 0.9.71' 2>/dev/null || printf '%s ' libmicrohttpd-dev
+    pkg-config --exists 'libmicrohttpd >= 0.9.75' 2>/dev/null || printf '%s ' libmicrohttpd-dev
     pkg-config --exists 'sqlite3 >= 3.37' 2>/dev/null || printf '%s ' libsqlite3-dev
     pkg-config --exists libsodium 2>/dev/null || printf '%s ' libsodium-dev
     pkg-config --exists 'liboath >= 2.6' 2>/dev/null || printf '%s ' liboath-dev
     pkg-config --exists 'libqrencode >= 4' 2>/dev/null || printf '%s ' libqrencode-dev
+    pkg-config --exists 'libseccomp >= 2.5' 2>/dev/null || printf '%s ' libseccomp-dev
 }
 
 # True if the server can be built. Installs its libraries if it can; never ends the script, because only the server

@@ -49,7 +49,7 @@ fi
 
 say "the server: C tests and fuzz corpora under the address and undefined-behaviour sanitizers"
 setup_asan
-quietly ninja -C build/asan -j "$JOBS" memscale server/memscale-server
+quietly ninja -C build/asan -j "$JOBS" memscale server/memscale-server server/memscale-server.cdx.json
 meson_tests asan --suite server
 
 say "the server over HTTP"

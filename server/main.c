@@ -19,7 +19,9 @@
 #include "local/local.h"
 #include "log/log.h"
 #include "pages/pages.h"
+#include "process/filter.h"
 #include "process/process.h"
+#include "process/user.h"
 #include "routes.h"
 #include "store/audit.h"
 #include "store/statements.h"
@@ -29,8 +31,8 @@ enum { EXIT_WRONG = 2, PATH_BYTES = 4096, PORTS_MOST = 16 };
 
 static const char help[] =
     "Usage: memscale-server --data DIR|--database URL [--listen ADDRESS] [--port N]\n"
-    "                       [--url https://HOST] [--trust-proxy ADDRESS] [--limits PERCENT]\n"
-    "                       [--team-quota BYTES]\n"
+    "                       [--url https://HOST] [--trust-proxy RANGE]... [--trust-cloudflare FILE]\n"
+    "                       [--limits PERCENT] [--team-quota BYTES] [--user NAME]\n"
     "       memscale-server backup --data DIR FILE\n"
     "       memscale-server restore --check FILE|--database URL\n"
     "       memscale-server restore --data DIR FILE\n"
@@ -47,9 +49,12 @@ static const char help[] =
     "  --listen ADDRESS      numeric address, 127.0.0.1 if not given\n"
     "  --port N              8321 if not given; 0 takes one that is free\n"
     "  --url https://HOST    what browsers call this server, behind a proxy that speaks TLS\n"
-    "  --trust-proxy ADDRESS whose X-Forwarded-For is believed\n"
+    "  --trust-proxy RANGE   an address or 192.0.2.0/24, whose X-Forwarded-For is believed; may be\n"
+    "                        given several times\n"
+    "  --trust-cloudflare FILE  ranges, one a line, whose CF-Connecting-IP is believed\n"
     "  --limits PERCENT      multiplies every limit of requests per minute (100)\n"
     "  --team-quota BYTES    of steps that a team may store (10000000000)\n"
+    "  --user NAME           whom a server that root starts becomes, such as nobody\n"
     "  backup FILE           a consistent copy, while the server runs\n"
     "  restore --check FILE  whether a copy is whole: pages, references, schema, audit\n"
     "  restore FILE          puts a copy, once checked, into a directory without a database\n"
@@ -60,7 +65,7 @@ static const char help[] =
 
 /* The file is "" if the command line names none. */
 typedef struct command_line {
-    const char *command, *data, *database, *file;
+    const char *command, *data, *database, *file, *user;
     bool is_check;
     mss_settings settings;
 } command_line;
@@ -85,12 +90,44 @@ static int database_path(const char *data, char path[PATH_BYTES], ms_error *err)
     return length < PATH_BYTES ? MS_OK : ms_fail(err, MS_EINVAL, "--data: the path is too long");
 }
 
-static int make_directory(const char *data, ms_error *err)
+/* A new one is the `owner`'s; NULL: of the user that this is. */
+static int make_directory(const char *data, const mss_user *owner, ms_error *err)
 {
-    if (mkdir(data, 0700) != 0 && errno != EEXIST) {
+    bool is_new = mkdir(data, 0700) == 0;
+    if ((!is_new && errno != EEXIST) || (is_new && owner != NULL && chown(data, owner->user, owner->group) != 0)) {
         return ms_fail_errno(err, MS_ESYSTEM, errno, "--data %s", data);
     }
     return MS_OK;
+}
+
+/* ---- what an attacker in this process can't do --------------------------------------- */
+
+static int filter_calls(mss_stage stage, ms_error *err)
+{
+    bool is_filtered = false;
+    int rc = mss_filter_enter(stage, &is_filtered, err);
+    if (rc == MS_OK && !is_filtered) {
+        mss_log_event(MS_LOG_WARNING, "no filter of system calls on this machine: every call may be made");
+    }
+    return rc;
+}
+
+/* Before any thread starts. */
+static int confine(const mss_confines *to, ms_error *err)
+{
+    int level = 0;
+    int rc = mss_process_confine(to, &level, err);
+    if (rc == MS_OK && level == 0) {
+        mss_log_event(MS_LOG_WARNING, "this kernel has no Landlock: the process is not confined to its data");
+    }
+    return rc == MS_OK ? filter_calls(MSS_STAGE_START, err) : rc;
+}
+
+/* Of a command that opens a database or a copy, which may be a stranger's. */
+static int confine_command(ms_error *err)
+{
+    mss_process_close();
+    return filter_calls(MSS_STAGE_SERVE, err);
 }
 
 /* ---- backup and restore ------------------------------------------------------------ */
@@ -149,7 +186,7 @@ static int restore(const command_line *line)
     if (status != EXIT_SUCCESS || line->is_check) {
         return status;
     }
-    int rc = make_directory(line->data, &err);
+    int rc = make_directory(line->data, NULL, &err);
     if (rc == MS_OK) {
         rc = database_path(line->data, path, &err);
     }
@@ -215,9 +252,17 @@ typedef struct place {
     char secret[MSS_SECRET_BYTES]; /* of the first owner's link; empty when there are accounts */
 } place;
 
+/* Makes the folder as root if this is root, and goes on as the user that owns it. */
 static int find_place(const command_line *line, place *p, ms_error *err)
 {
-    int rc = line->data != NULL ? make_directory(line->data, err) : MS_OK;
+    mss_user user;
+    int rc = mss_user_find(line->user, &user, err);
+    if (rc == MS_OK && line->data != NULL) {
+        rc = make_directory(line->data, &user, err);
+    }
+    if (rc == MS_OK) {
+        rc = mss_user_become(&user, err);
+    }
     p->where = line->database != NULL ? line->database : p->path;
     return rc == MS_OK && line->database == NULL ? database_path(line->data, p->path, err) : rc;
 }
@@ -300,7 +345,7 @@ static void remove_database(const char *directory, const char *database)
 }
 
 /* Serves what a thread reads from logs; the database is a cache that ends with the process. */
-static int show_dashboard(command_line *line, const char *database, ms_error *err)
+static int show_dashboard(command_line *line, const mss_confines *to, const char *database, ms_error *err)
 {
     mss_server *server = NULL;
     mss_local *local = NULL;
@@ -308,10 +353,16 @@ static int show_dashboard(command_line *line, const char *database, ms_error *er
     int rc = mss_local_prepare(database, &line->settings.local_account, err);
     complete(&line->settings, database);
     if (rc == MS_OK) {
+        rc = confine(to, err);
+    }
+    if (rc == MS_OK) {
         rc = mss_server_start(&line->settings, &server, err);
     }
     if (rc == MS_OK) {
         rc = mss_local_start(has_folder ? line->file : ".", database, server, &local, err);
+    }
+    if (rc == MS_OK) {
+        rc = filter_calls(MSS_STAGE_SERVE, err);
     }
     if (rc == MS_OK) {
         printf("The runs of %s are on %s\n", has_folder ? line->file : "this folder", mss_server_url(server));
@@ -327,31 +378,22 @@ static int dashboard(command_line *line)
 {
     ms_error err;
     char directory[PATH_BYTES], path[PATH_BYTES];
-    const char *temporary = getenv("TMPDIR");
+    const char *temporary = getenv("TMPDIR") != NULL ? getenv("TMPDIR") : "/tmp";
+    mss_confines to = {.data = directory, .above_data = temporary}; /* it removes the folder when it ends */
     mss_process_close();
     block_signals();
     line->settings.listen_address = "127.0.0.1";
-    snprintf(directory, sizeof directory, "%s/memscale-dashboard-XXXXXX", temporary != NULL ? temporary : "/tmp");
+    snprintf(directory, sizeof directory, "%s/memscale-dashboard-XXXXXX", temporary);
     if (mkdtemp(directory) == NULL) {
         (void)ms_fail_errno(&err, MS_ESYSTEM, errno, "%s", directory);
         return fail(&err);
     }
     int rc = database_path(directory, path, &err);
     if (rc == MS_OK) {
-        rc = show_dashboard(line, path, &err);
+        rc = show_dashboard(line, &to, path, &err);
     }
     remove_database(directory, path);
     return rc == MS_OK ? EXIT_SUCCESS : fail(&err);
-}
-
-static int confine(const char *data, const place *p, ms_error *err)
-{
-    int level = 0;
-    int rc = mss_process_confine(data, p->ports, p->port_count, &level, err);
-    if (rc == MS_OK && level == 0) {
-        mss_log_event(MS_LOG_WARNING, "this kernel has no Landlock: the process is not confined to its data");
-    }
-    return rc;
 }
 
 static void say_where(const mss_server *server, place *p)
@@ -377,7 +419,7 @@ static int serve(command_line *line)
         rc = prepare_database(&p, &err);
     }
     if (rc == MS_OK) {
-        rc = confine(line->data, &p, &err);
+        rc = confine(&(mss_confines){.data = line->data, .ports = p.ports, .port_count = p.port_count}, &err);
     }
     complete(&line->settings, p.where);
     if (rc == MS_OK) {
@@ -386,7 +428,11 @@ static int serve(command_line *line)
     if (rc == MS_OK) {
         rc = mss_jobs_start(p.where, &jobs, &err);
     }
+    if (rc == MS_OK) {
+        rc = filter_calls(MSS_STAGE_SERVE, &err);
+    }
     if (rc != MS_OK) {
+        mss_jobs_stop(jobs);
         mss_server_stop(server);
         return fail(&err);
     }
@@ -417,7 +463,8 @@ static bool is_url(const char *text)
            strpbrk(host + 3, "/?# @") == NULL;
 }
 
-static bool take_option(command_line *line, int option, const char *value)
+/* If it says more than that the value can't be used, the reason is in `why`. */
+static bool take_option(command_line *line, int option, const char *value, ms_error *why)
 {
     uint64_t number = 0;
     switch (option) {
@@ -437,13 +484,17 @@ static bool take_option(command_line *line, int option, const char *value)
         line->settings.public_url = value;
         return is_url(value);
     case 't':
-        line->settings.trusted_proxy = value;
-        return true;
+        return mss_networks_add(&line->settings.proxies, value, strlen(value), why) == MS_OK;
+    case 'f':
+        return mss_networks_add_file(&line->settings.cloudflare, value, why) == MS_OK;
     case 'l':
         line->settings.limit_scale_percent = read_number(value, 1000000, &number) ? (uint32_t)number : 0;
         return line->settings.limit_scale_percent > 0;
     case 'q':
         return read_number(value, UINT64_MAX, &line->settings.team_quota_bytes);
+    case 'n':
+        line->user = value;
+        return true;
     case 'c':
         line->is_check = true;
         return true;
@@ -453,11 +504,18 @@ static bool take_option(command_line *line, int option, const char *value)
 }
 
 static const struct option options[] = {
-    {"data", required_argument, NULL, 'd'},   {"database", required_argument, NULL, 'b'},
-    {"listen", required_argument, NULL, 'a'}, {"port", required_argument, NULL, 'p'},
-    {"url", required_argument, NULL, 'u'},    {"trust-proxy", required_argument, NULL, 't'},
-    {"limits", required_argument, NULL, 'l'}, {"team-quota", required_argument, NULL, 'q'},
-    {"check", no_argument, NULL, 'c'},        {NULL, 0, NULL, 0},
+    {"data", required_argument, NULL, 'd'},
+    {"database", required_argument, NULL, 'b'},
+    {"listen", required_argument, NULL, 'a'},
+    {"port", required_argument, NULL, 'p'},
+    {"url", required_argument, NULL, 'u'},
+    {"trust-proxy", required_argument, NULL, 't'},
+    {"limits", required_argument, NULL, 'l'},
+    {"team-quota", required_argument, NULL, 'q'},
+    {"trust-cloudflare", required_argument, NULL, 'f'},
+    {"user", required_argument, NULL, 'n'},
+    {"check", no_argument, NULL, 'c'},
+    {NULL, 0, NULL, 0},
 };
 
 static bool is_command(const command_line *line, const char *name)
@@ -505,6 +563,7 @@ static int check_command_line(const command_line *line)
 static int read_command_line(int argc, char **argv, command_line *line)
 {
     int option;
+    ms_error why = {0};
     if (argc > 1 && argv[1][0] != '-') {
         line->command = argv[1];
         argc--;
@@ -512,8 +571,8 @@ static int read_command_line(int argc, char **argv, command_line *line)
     }
     opterr = 0;
     while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
-        if (!take_option(line, option, optarg)) {
-            return usage("can't use ", argv[optind - 1]);
+        if (!take_option(line, option, optarg, &why)) {
+            return why.text[0] != '\0' ? usage(why.text, "") : usage("can't use ", argv[optind - 1]);
         }
     }
     line->file = optind < argc ? argv[optind++] : "";
@@ -533,14 +592,18 @@ static int print_routes(void)
 
 static int run(command_line *line)
 {
+    ms_error err;
     if (line->command == NULL) {
         return serve(line);
     }
-    if (is_command(line, "backup")) {
-        return backup(line);
-    }
     if (is_command(line, "dashboard")) {
         return dashboard(line);
+    }
+    if (confine_command(&err) != MS_OK) {
+        return fail(&err);
+    }
+    if (is_command(line, "backup")) {
+        return backup(line);
     }
     if (is_command(line, "restore")) {
         return restore(line);

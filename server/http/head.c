@@ -1,8 +1,6 @@
 #include "http/head.h"
 
-#include <arpa/inet.h>
 #include <microhttpd.h>
-#include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -51,87 +49,49 @@ static bool copy_header(struct MHD_Connection *connection, const char *name, cha
 
 /* ---- who is at the other end ------------------------------------------------------- */
 
-static void write_address(struct MHD_Connection *connection, char *to, size_t room)
+static mss_address peer_of(struct MHD_Connection *connection)
 {
     const union MHD_ConnectionInfo *info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
-    to[0] = '\0';
-    if (info == NULL || info->client_addr == NULL) {
-        return;
-    }
-    if (info->client_addr->sa_family == AF_INET6) {
-        inet_ntop(AF_INET6, &((const struct sockaddr_in6 *)(const void *)info->client_addr)->sin6_addr, to,
-                  (socklen_t)room);
-    } else {
-        inet_ntop(AF_INET, &((const struct sockaddr_in *)(const void *)info->client_addr)->sin_addr, to,
-                  (socklen_t)room);
-    }
+    return info != NULL && info->client_addr != NULL ? mss_address_of(info->client_addr) : (mss_address){{0}};
 }
 
-/* Whether a text is an address; then it is written in its usual form. */
-static bool read_address(const char *text, char *to, size_t room)
+void mss_head_peer(mss_request *request, struct MHD_Connection *connection)
 {
-    struct in6_addr six;
-    struct in_addr four;
-    if (inet_pton(AF_INET, text, &four) == 1) {
-        return inet_ntop(AF_INET, &four, to, (socklen_t)room) != NULL;
-    }
-    return inet_pton(AF_INET6, text, &six) == 1 && inet_ntop(AF_INET6, &six, to, (socklen_t)room) != NULL;
+    mss_address peer = peer_of(connection);
+    mss_address_write(&peer, request->address);
 }
 
-/* The last address of X-Forwarded-For is the one that the proxy itself saw: what a client puts before it
- * proves nothing. */
-static void find_address(mss_request *request, struct MHD_Connection *connection)
+/* A header that is there twice is believed by nobody. */
+static mss_address find_address(mss_request *request, struct MHD_Connection *connection)
 {
-    const char *proxy = mss_server_settings(request->server)->trusted_proxy;
-    write_address(connection, request->address, sizeof request->address);
-    const char *forwarded = header(connection, "X-Forwarded-For");
-    if (proxy == NULL || strcmp(proxy, request->address) != 0 || forwarded == NULL) {
-        return;
+    const mss_settings *settings = mss_server_settings(request->server);
+    mss_address client = peer_of(connection), told;
+    const char *forwarded = header(connection, "X-Forwarded-For"), *cloudflare = header(connection, "CF-Connecting-IP");
+    if (forwarded != NULL) {
+        client = mss_forwarded_client(&settings->proxies, &client, forwarded);
     }
-    const char *last = strrchr(forwarded, ',');
-    last = last != NULL ? last + 1 : forwarded;
-    (void)read_address(last + strspn(last, " "), request->address, sizeof request->address);
+    if (cloudflare != NULL && mss_networks_hold(&settings->cloudflare, &client) &&
+        mss_address_read(cloudflare, strlen(cloudflare), &told)) {
+        client = told;
+    }
+    mss_address_write(&client, request->address);
+    return client;
 }
 
-/* An IPv6 customer has 2^64 addresses: they share a bucket. */
-static void bucket_of_address(const mss_request *request, char *key, size_t room)
+static void name_bucket(const mss_address *client, char *key, size_t room)
 {
-    struct in6_addr six;
-    if (inet_pton(AF_INET6, request->address, &six) == 1) {
-        memset(six.s6_addr + 8, 0, 8);
-        char prefix[INET6_ADDRSTRLEN];
-        inet_ntop(AF_INET6, &six, prefix, sizeof prefix);
-        snprintf(key, room, "address %s", prefix);
-    } else {
-        snprintf(key, room, "address %s", request->address);
-    }
+    char text[MSS_ADDRESS_BYTES];
+    mss_address bucket = mss_address_bucket(client);
+    mss_address_write(&bucket, text);
+    snprintf(key, room, "address %s", text);
 }
 
 /* ---- host and origin --------------------------------------------------------------- */
 
-static bool is_loopback_name(const char *host, size_t length)
-{
-    static const char *const names[] = {"localhost", "127.0.0.1", "[::1]"};
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        if (strlen(names[i]) == length && strncasecmp(names[i], host, length) == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
-/* A page of another site that had its name point at us (DNS rebinding) asks for its own host. */
 static bool is_our_host(const mss_request *request, const char *host)
 {
     const mss_settings *settings = mss_server_settings(request->server);
-    if (settings->public_url != NULL) {
-        return strcasecmp(host, strstr(settings->public_url, "://") + 3) == 0;
-    }
-    const char *port = strrchr(host, ':');
-    size_t length = port != NULL && strchr(port, ']') == NULL ? (size_t)(port - host) : strlen(host);
-    bool is_address =
-        strlen(settings->listen_address) == length && strncmp(settings->listen_address, host, length) == 0;
-    return is_address || is_loopback_name(host, length);
+    return mss_host_is_ours(host, settings->public_url, settings->listen_address);
 }
 
 static bool is_cross_site(const mss_request *request, struct MHD_Connection *connection, const char *host)
@@ -255,7 +215,7 @@ int mss_head_read(mss_request *request, struct MHD_Connection *connection, const
     ms_error err;
     const char *query = "";
     bool is_known_method = find_method(method, &request->method) == 0;
-    find_address(request, connection);
+    mss_address client = find_address(request, connection);
     int rc = mss_target_split(target, request->path, &query, &err);
     if (rc != MS_OK) {
         request->path[0] = '\0';
@@ -268,7 +228,7 @@ int mss_head_read(mss_request *request, struct MHD_Connection *connection, const
     if (status != 0) {
         return status;
     }
-    bucket_of_address(request, request->bucket, sizeof request->bucket);
+    name_bucket(&client, request->bucket, sizeof request->bucket);
     status = mss_request_limit(request, request->route->limit, request->bucket);
     if (status != 0) {
         return status;

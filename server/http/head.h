@@ -13,6 +13,9 @@ struct MHD_Connection;
  * large, too many requests of the address. */
 int mss_head_read(mss_request *request, struct MHD_Connection *connection, const char *method, const char *target);
 
+/* Until the head is read, the address is the connection's other end. */
+void mss_head_peer(mss_request *request, struct MHD_Connection *connection);
+
 /* "__Host-ms_session" over https, because browsers bind such a cookie to the host; else "ms_session". */
 const char *mss_session_cookie_name(const mss_server *server);
 

@@ -12,6 +12,7 @@
 #include <jansson.h>
 
 #include "auth/identity.h"
+#include "http/networks.h"
 #include "http/uri.h"
 #include "limits/limits.h"
 #include "memscale/base.h"
@@ -145,7 +146,8 @@ typedef struct mss_settings {
     const char *listen_address; /* numeric */
     uint16_t port;              /* 0: any that is free */
     const char *public_url;     /* "https://host" as browsers see it; NULL: http on loopback names */
-    const char *trusted_proxy;  /* numeric address of the proxy whose X-Forwarded-For is believed; or NULL */
+    mss_networks proxies;       /* whose X-Forwarded-For is believed, and that may have any number of connections */
+    mss_networks cloudflare;    /* whose CF-Connecting-IP is believed */
     uint32_t limit_scale_percent;
     uint64_t team_quota_bytes;
     mss_id local_account;       /* of the local dashboard: every client acts as this account, and may only read */

@@ -8,29 +8,23 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "base/json.h"
-#include "base/units.h"
+#include "http/connections.h"
 #include "http/head.h"
 #include "http/lanes.h"
 #include "http/live.h"
+#include "http/request.h"
 #include "http/shared.h"
 #include "log/log.h"
 
 /* Memory of a connection: its head has to fit into it. 10,000 idle ones take some 160 MB of it at most. */
-enum {
-    NETWORK_THREADS = 2,
-    CONNECTIONS_MOST = 12000,
-    CONNECTION_BYTES = 16384,
-    IDLE_S = 30,
-    BODY_S = 30,
-    BACKLOG = 1024
-};
+enum { NETWORK_THREADS = 2, CONNECTIONS_MOST = 12000, CONNECTION_BYTES = 16384, BACKLOG = 1024 };
 
 struct mss_server {
     mss_settings settings;
     char url[280];
     uint16_t port;
     struct MHD_Daemon *daemon;
+    mss_connections *connections;
     mss_lanes *lanes;
     mss_live *live;
     mss_limits *limits;
@@ -117,9 +111,40 @@ void mss_server_count(mss_server *server, mss_server_numbers *numbers)
 /* `target` is the raw one; its request lives as long as MHD's context of it. */
 typedef struct context {
     mss_request request;
+    mss_connection *line; /* what it came over; NULL if memory was out */
     bool has_head;
     char target[];
 } context;
+
+/* ---- connections ---------------------------------------------------------------- */
+
+static enum MHD_Result may_connect(void *argument, const struct sockaddr *from, socklen_t size)
+{
+    mss_server *server = argument;
+    (void)size;
+    return mss_connections_have_room(server->connections, from) ? MHD_YES : MHD_NO;
+}
+
+static void note_connection(void *argument, struct MHD_Connection *connection, void **slot,
+                            enum MHD_ConnectionNotificationCode what)
+{
+    mss_server *server = argument;
+    if (what == MHD_CONNECTION_NOTIFY_CLOSED) {
+        mss_connection_close(*slot);
+        *slot = NULL;
+        return;
+    }
+    const union MHD_ConnectionInfo *from = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+    const union MHD_ConnectionInfo *file = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
+    *slot = from != NULL && file != NULL ? mss_connection_open(server->connections, from->client_addr, file->connect_fd)
+                                         : NULL;
+}
+
+static mss_connection *line_of(struct MHD_Connection *connection)
+{
+    const union MHD_ConnectionInfo *info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    return info != NULL ? info->socket_context : NULL;
+}
 
 /* MHD calls this first, with the target as it came over the wire: its own decoding is not used. */
 static void *begin_request(void *argument, const char *target, struct MHD_Connection *connection)
@@ -131,26 +156,20 @@ static void *begin_request(void *argument, const char *target, struct MHD_Connec
         c->request.server = argument;
         c->request.connection = connection;
         c->request.begun_ns = ms_now_ns();
-        memcpy(c->request.id, mss_id_new('q').text, MSS_ID_BYTES);
+        mss_id id = mss_id_new('q');
+        memcpy(c->request.id, id.text, MSS_ID_BYTES);
+        mss_head_peer(&c->request, connection);
+        c->line = line_of(connection);
+        mss_connection_begin(c->line, &id);
     }
     return c;
 }
 
-static void free_request(mss_request *request)
+/* Of a request that MHD itself has refused, or that never came to an answer. */
+static int status_of(struct MHD_Connection *connection)
 {
-    mss_pairs_free(&request->query);
-    if (request->form.text != NULL) { /* passwords */
-        mss_secret_wipe(request->form.text, 2 * request->body_bytes);
-    }
-    mss_pairs_free(&request->form);
-    json_decref(request->json);
-    if (request->body != NULL) {
-        mss_secret_wipe(request->body, request->body_room);
-    }
-    ms_free(request->body);
-    ms_free(request->answer.text);
-    ms_free(request->answer.event);
-    mss_secret_wipe(request, sizeof *request);
+    const union MHD_ConnectionInfo *told = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_HTTP_STATUS);
+    return told != NULL && told->http_status != 0 ? (int)told->http_status : 408;
 }
 
 static void end_request(void *argument, struct MHD_Connection *connection, void **slot,
@@ -158,14 +177,13 @@ static void end_request(void *argument, struct MHD_Connection *connection, void 
 {
     context *c = *slot;
     mss_server *server = argument;
-    (void)connection;
-    (void)how;
     if (c == NULL) {
         return;
     }
     mss_request *r = &c->request;
+    mss_connection_end(c->line, how != MHD_REQUEST_TERMINATED_COMPLETED_OK);
     uint64_t duration_ns = ms_now_ns() - r->begun_ns;
-    int status = r->answer.status != 0 ? r->answer.status : 408; /* it never came to an answer */
+    int status = r->answer.status != 0 ? r->answer.status : status_of(connection);
     bool hides_address = r->route != NULL && r->route->limit == MSS_LIMIT_TELEMETRY;
     atomic_fetch_add(&server->statuses[status / 100 % 6], 1);
     atomic_fetch_add(&server->busy_ns, duration_ns);
@@ -178,7 +196,7 @@ static void end_request(void *argument, struct MHD_Connection *connection, void 
                                             .duration_ns = duration_ns,
                                             .sent_bytes = r->answer.bytes,
                                             .reason = r->reason});
-    free_request(r);
+    mss_request_wipe(r);
     ms_free(c);
     *slot = NULL;
 }
@@ -230,7 +248,8 @@ static struct MHD_Response *make_response(mss_request *request)
 static enum MHD_Result send_answer(mss_request *request)
 {
     mss_answer *answer = &request->answer;
-    struct MHD_Response *response = make_response(request);
+    mss_connection *line = line_of(request->connection);
+    struct MHD_Response *response = mss_connection_has_all(line) ? make_response(request) : NULL;
     if (response == NULL) {
         return MHD_NO;
     }
@@ -244,6 +263,7 @@ static enum MHD_Result send_answer(mss_request *request)
     add_header(response, "Retry-After", answer->retry_after_s > 0 ? wait : NULL);
     add_header(response, "Content-Disposition", answer->is_download ? "attachment" : NULL);
     add_header(response, "Cache-Control", answer->may_be_cached ? "public, max-age=3600" : "no-store");
+    add_header(response, "Connection", mss_connection_is_last(line) ? "close" : NULL);
     add_header(response, "WWW-Authenticate", answer->status == 401 && mss_request_is_api(request) ? "Bearer" : NULL);
     enum MHD_Result result = MHD_queue_response(request->connection, (unsigned)answer->status, response);
     MHD_destroy_response(response);
@@ -260,53 +280,12 @@ static void answered(mss_request *request)
     MHD_resume_connection(request->connection);
 }
 
-/* ---- bodies ------------------------------------------------------------------- */
-
-static bool add_to_body(mss_request *request, const char *data, size_t bytes)
-{
-    if (request->body_bytes + bytes > request->route->body_most_bytes ||
-        ms_now_ns() - request->begun_ns > (uint64_t)BODY_S * 1000000000) {
-        return false;
-    }
-    if (request->body_bytes + bytes + 1 > request->body_room) {
-        size_t room = (size_t)ms__max_u64(2 * request->body_room, request->body_bytes + bytes + 1);
-        char *larger = ms_realloc_array(request->body, room, 1);
-        if (larger == NULL) {
-            return false;
-        }
-        request->body = larger;
-        request->body_room = room;
-    }
-    memcpy(request->body + request->body_bytes, data, bytes);
-    request->body_bytes += bytes;
-    request->body[request->body_bytes] = '\0';
-    return true;
-}
-
-static int parse_body(mss_request *request)
-{
-    ms_error err;
-    const char *body = request->body != NULL ? request->body : "";
-    if (request->route->body == MSS_BODY_FORM) {
-        int rc = mss_pairs_read(body, request->body_bytes, &request->form, &err);
-        return rc == MS_OK        ? 0
-               : rc == MS_EFORMAT ? mss_answer_problem(request, 400, "The form is malformed.")
-                                  : mss_answer_failure(request, &err);
-    }
-    if (request->route->body == MSS_BODY_JSON) {
-        ms__json_at root;
-        int rc = ms__json_parse(body, request->body_bytes, "body", &request->json, &root, &err);
-        return rc == MS_OK        ? 0
-               : rc == MS_EFORMAT ? mss_answer_problem(request, 400, "%s", err.text)
-                                  : mss_answer_failure(request, &err);
-    }
-    return 0;
-}
+/* ---- work ---------------------------------------------------------------------- */
 
 /* The whole request is there. */
 static enum MHD_Result begin_work(mss_request *request)
 {
-    int status = parse_body(request);
+    int status = mss_request_parse(request);
     if (status == 0 && request->route->lane == MSS_LANE_INLINE) {
         status = request->server->settings.dispatch(request, false);
     }
@@ -338,6 +317,9 @@ static enum MHD_Result handle(void *argument, struct MHD_Connection *connection,
     mss_request *request = &c->request;
     if (!c->has_head) {
         c->has_head = true;
+        if (!mss_connection_has_head(c->line)) {
+            return MHD_NO;
+        }
         int status = mss_head_read(request, connection, method, c->target);
         if (status != 0) {
             request->answer.status = status;
@@ -349,11 +331,11 @@ static enum MHD_Result handle(void *argument, struct MHD_Connection *connection,
         return send_answer(request);
     }
     if (*bytes > 0) {
-        bool is_taken = request->answer.status == 0 && add_to_body(request, data, *bytes);
+        bool is_taken = request->answer.status == 0 && mss_request_add(request, data, *bytes);
         *bytes = 0;
         return is_taken ? MHD_YES : MHD_NO;
     }
-    return begin_work(request);
+    return mss_connection_has_all(c->line) ? begin_work(request) : MHD_NO;
 }
 
 /* ---- start and stop ---------------------------------------------------------------- */
@@ -436,13 +418,14 @@ static int listen_on(mss_server *server, ms_error *err)
         return rc;
     }
     name_url(server);
-    server->daemon = MHD_start_daemon(
-        flags, server->port, NULL, NULL, handle, server, MHD_OPTION_EXTERNAL_LOGGER, log_daemon, NULL,
-        MHD_OPTION_LISTEN_SOCKET, (MHD_socket)listening, MHD_OPTION_THREAD_POOL_SIZE, (unsigned)NETWORK_THREADS,
-        MHD_OPTION_CONNECTION_LIMIT, (unsigned)CONNECTIONS_MOST, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)IDLE_S,
-        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES, MHD_OPTION_STRICT_FOR_CLIENT, 1,
-        MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1, MHD_OPTION_URI_LOG_CALLBACK, begin_request, server,
-        MHD_OPTION_NOTIFY_COMPLETED, end_request, server, MHD_OPTION_END);
+    server->daemon =
+        MHD_start_daemon(flags, server->port, may_connect, server, handle, server, MHD_OPTION_EXTERNAL_LOGGER,
+                         log_daemon, NULL, MHD_OPTION_LISTEN_SOCKET, (MHD_socket)listening, MHD_OPTION_THREAD_POOL_SIZE,
+                         (unsigned)NETWORK_THREADS, MHD_OPTION_CONNECTION_LIMIT, (unsigned)CONNECTIONS_MOST,
+                         MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)MSS_IDLE_S, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+                         (size_t)CONNECTION_BYTES, MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_SIGPIPE_HANDLED_BY_APP,
+                         1, MHD_OPTION_URI_LOG_CALLBACK, begin_request, server, MHD_OPTION_NOTIFY_COMPLETED,
+                         end_request, server, MHD_OPTION_NOTIFY_CONNECTION, note_connection, server, MHD_OPTION_END);
     if (server->daemon == NULL) { /* which has closed the socket */
         return ms_fail(err, MS_ESYSTEM, "the HTTP server could not be started");
     }
@@ -457,6 +440,9 @@ int mss_server_start(const mss_settings *settings, mss_server **out, ms_error *e
     }
     server->settings = *settings;
     int rc = mss_limits_new(settings->limit_scale_percent, &server->limits, err);
+    if (rc == MS_OK) {
+        rc = mss_connections_open(&server->settings.proxies, &server->connections, err);
+    }
     if (rc == MS_OK) {
         rc = mss_live_open(&server->live, err);
     }
@@ -491,6 +477,7 @@ void mss_server_stop(mss_server *server)
     if (server->daemon != NULL) {
         MHD_stop_daemon(server->daemon);
     }
+    mss_connections_close(server->connections);
     mss_lanes_close(server->lanes);
     mss_shared_close(server->shared);
     mss_live_close(server->live);

@@ -2,6 +2,7 @@
 
 #include <jansson.h>
 #include <string.h>
+#include <strings.h>
 
 static int digit_of(char c)
 {
@@ -164,4 +165,26 @@ bool mss_cookie_get(const char *header, const char *name, char *value, size_t ro
         at += length;
     }
     return false;
+}
+
+static bool is_loopback_name(const char *host, size_t length)
+{
+    static const char *const names[] = {"localhost", "127.0.0.1", "[::1]"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        if (strlen(names[i]) == length && strncasecmp(names[i], host, length) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool mss_host_is_ours(const char *host, const char *public_url, const char *listen_address)
+{
+    if (public_url != NULL) {
+        return strcasecmp(host, strstr(public_url, "://") + 3) == 0;
+    }
+    const char *port = strrchr(host, ':');
+    size_t length = port != NULL && strchr(port, ']') == NULL ? (size_t)(port - host) : strlen(host);
+    bool is_address = strlen(listen_address) == length && strncmp(listen_address, host, length) == 0;
+    return is_address || is_loopback_name(host, length);
 }

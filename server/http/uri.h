@@ -38,6 +38,10 @@ MS_NODISCARD int mss_target_split(const char *target, char path[MSS_PATH_BYTES],
  * of `parameters`. */
 bool mss_path_matches(const char *pattern, const char *path, char parameters[][MSS_PARAMETER_BYTES]);
 
+/* Whether a Host header names this server: the host of `public_url`, or with NULL `listen_address` or a name of loopback,
+ * with any port. A page of another site that had its name point at us (DNS rebinding) asks for its own host. */
+bool mss_host_is_ours(const char *host, const char *public_url, const char *listen_address);
+
 /* Copies the value of cookie `name` from a Cookie header; false if it is missing, empty or too long. */
 bool mss_cookie_get(const char *header, const char *name, char *value, size_t room);
 

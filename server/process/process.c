@@ -97,10 +97,13 @@ static const char *loader_path(void)
     return NULL;
 }
 
-static int fill(int rules, const char *data, uint64_t writes, ms_error *err)
+static int fill(int rules, const mss_confines *to, uint64_t writes, ms_error *err)
 {
     const char *loader = loader_path();
-    int rc = data != NULL ? allow(rules, data, writes, err) : MS_OK;
+    int rc = to->data != NULL ? allow(rules, to->data, writes, err) : MS_OK;
+    if (rc == MS_OK && to->above_data != NULL) {
+        rc = allow(rules, to->above_data, LANDLOCK_ACCESS_FS_REMOVE_DIR, err);
+    }
     if (rc == MS_OK) {
         rc = allow(rules, "/proc/self/exe", LANDLOCK_ACCESS_FS_EXECUTE, err);
     }
@@ -113,7 +116,7 @@ static int fill(int rules, const char *data, uint64_t writes, ms_error *err)
     return rc;
 }
 
-int mss_process_confine(const char *data, const uint16_t *ports, size_t count, int *level, ms_error *err)
+int mss_process_confine(const mss_confines *to, int *level, ms_error *err)
 {
     long told = syscall(SYS_landlock_create_ruleset, NULL, 0, LANDLOCK_CREATE_RULESET_VERSION);
     *level = told > 0 ? (int)told : 0;
@@ -127,9 +130,9 @@ int mss_process_confine(const char *data, const uint16_t *ports, size_t count, i
     if (rules < 0) {
         return ms_fail_errno(err, MS_ESYSTEM, errno, "landlock");
     }
-    int rc = *level >= NETWORK_LEVEL ? allow_ports(rules, ports, count, err) : MS_OK;
+    int rc = *level >= NETWORK_LEVEL ? allow_ports(rules, to->ports, to->port_count, err) : MS_OK;
     if (rc == MS_OK) {
-        rc = fill(rules, data, writes, err);
+        rc = fill(rules, to, writes, err);
     }
     close(rules);
     return rc;

@@ -2,7 +2,7 @@
  * process.h - before it listens, the server's process gives up core files and new privileges, and by Landlock writes
  * outside its data, other programs, and outgoing connections, but for those to its database. So an attacker who runs code in it reaches the database
  * and nothing else. Reads of other files are not restricted here, because the loader and the resolver of names need
- * many; the unit restricts them (deploy/).
+ * many; the unit restricts them (deploy/). filter.h takes system calls away, and user.h the rights of root.
  *
  * Tests: tests/server/c/test_process.c.
  */
@@ -14,13 +14,20 @@
 /* No core files, no new privileges, new files for this user alone, the highest limit of open files. Never fails. */
 void mss_process_close(void);
 
+/* What is left to a confined process. */
+typedef struct mss_confines {
+    const char *data;       /* it may write only below this folder; NULL: nowhere */
+    const char *above_data; /* below this one it may remove empty folders, such as `data` itself; may be NULL */
+    const uint16_t *ports; /* it may open TCP connections only to these, of any host, because Landlock knows no hosts */
+    size_t port_count;
+} mss_confines;
+
 /*
- * Confines this thread and everything that it starts later: it may write only below `data` (NULL: nowhere), run only this
- * program, and open TCP connections only to the `count` ports (of any host, because Landlock knows no hosts). `*level` is
- * the kernel's version of Landlock: 0 means that nothing is confined, and below 4 connections aren't. Call it after
+ * Confines this thread and everything that it starts later, and lets it run only this program. `*level` is the kernel's
+ * version of Landlock: 0 means that nothing is confined, and below 4 connections aren't. Call it after
  * mss_process_close(), before any thread starts. MS_ESYSTEM.
  */
-MS_NODISCARD int mss_process_confine(const char *data, const uint16_t *ports, size_t count, int *level, ms_error *err);
+MS_NODISCARD int mss_process_confine(const mss_confines *to, int *level, ms_error *err);
 
 /* Takes the TCP connections away that mss_process_confine() has left: for processes that get a stranger's input. If the
  * kernel can't, nothing happens. Never fails. */

@@ -25,6 +25,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAM = os.environ.get("MEMSCALE_SERVER_PROGRAM", str(ROOT / "build" / "asan" / "server" / "memscale-server"))
 PASSWORD = "correct horse battery"
 PATIENCE_S = 120.0
+# Root has to say whom a server becomes; these stay, without capabilities, because the tests' folders are root's alone.
+AS_USER = ["--user", "root"] if os.geteuid() == 0 else []
 
 
 class Answer:
@@ -69,7 +71,8 @@ class Server:
 
     def command(self, data: pathlib.Path, options: tuple[str, ...]) -> list[str]:
         """What is started."""
-        return [PROGRAM, *databases.choice.now.options(data), "--port", "0", *options]  # a later --port counts
+        place = databases.choice.now.options(data)
+        return [PROGRAM, *place, "--port", "0", *AS_USER, *options]  # a later option counts
 
     def environment(self) -> dict[str, str]:
         """What it is started with."""

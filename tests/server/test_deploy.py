@@ -96,6 +96,21 @@ def test_units_are_closed() -> None:
         assert told.returncode == 0, told.stdout[-1500:] + told.stderr
 
 
+def test_units_let_the_program_confine_itself() -> None:
+    """systemd 252's groups of calls have neither; then the server would not start, or start without Landlock."""
+    for unit, wanted in (
+        (
+            "memscale-server.service",
+            {"seccomp", "landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self"},
+        ),
+        ("memscale-server-backup.service", {"seccomp"}),
+    ):
+        lines = (DEPLOY / unit).read_text().splitlines()
+        filters = [line.split("=", 1)[1] for line in lines if line.startswith("SystemCallFilter=")]
+        last_refusal = max(number for number, text in enumerate(filters) if text.startswith("~"))
+        assert wanted <= {name for text in filters[last_refusal + 1 :] for name in text.split()}, unit
+
+
 def test_the_compose_file_names_what_is_there() -> None:
     yaml = pytest.importorskip("yaml")
     services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]

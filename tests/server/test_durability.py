@@ -15,6 +15,7 @@ import threading
 import pytest
 from databases import UNPACKED
 from server_support import (
+    AS_USER,
     Client,
     Server,
     check_database,
@@ -165,7 +166,7 @@ def test_a_database_of_a_newer_program_is_left_alone(whole_copy: pathlib.Path, t
     newer = tmp_path / "newer"
     newer.mkdir()
     shutil.copy(whole_copy, newer / "memscale.db")
-    started = run_program("--data", newer, "--port", "0")
+    started = run_program("--data", newer, "--port", "0", *AS_USER)
     assert started.returncode == 1 and "99" in started.stderr
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import pytest
 from databases import PASSWORD, USER, Postgres
 from server_support import (
+    AS_USER,
     PATIENCE_S,
     PROGRAM,
     Client,
@@ -152,9 +153,9 @@ def test_a_restart_between_two_requests_is_not_noticed(database: Postgres, runni
 
 def test_a_server_without_its_database_does_not_start(database: Postgres, data: pathlib.Path) -> None:
     url = database.url(data)
-    started = run_program("--database", url.replace(f":{database.port}/", ":1/"), "--port", "0")
+    started = run_program("--database", url.replace(f":{database.port}/", ":1/"), "--port", "0", *AS_USER)
     assert started.returncode == 1 and "Connection refused" in started.stderr
-    started = run_program("--database", url + "-none", "--port", "0")
+    started = run_program("--database", url + "-none", "--port", "0", *AS_USER)
     assert started.returncode == 1 and "does not exist" in started.stderr
 
 
@@ -210,8 +211,9 @@ def test_a_unix_socket_is_a_way_too(database: Postgres, data: pathlib.Path) -> N
         def command(self, data: pathlib.Path, options: tuple[str, ...]) -> list[str]:
             folder = urllib.parse.quote(str(database.folder), safe="")
             url = f"postgresql://{USER}@{folder}:{database.port}/{database.database_of(data)}"
-            return [PROGRAM, "--data", str(data), "--database", url, "--port", "0", *options]
+            return [PROGRAM, "--data", str(data), "--database", url, "--port", "0", *AS_USER, *options]
 
+    database.folder.chmod(0o711)  # root without capabilities goes through no door that is closed to others
     server = Local(data, "--limits", "1000000")
     try:
         program = make_program(server)
@@ -238,7 +240,9 @@ def test_a_database_of_another_encoding_is_refused(database: Postgres, data: pat
         "createdb", "-h", database.folder, "-p", database.port, "-U", USER, "-E", "LATIN1", "--locale=C",
         "-T", "template0", name,
     )  # fmt: skip
-    started = run_program("--database", f"postgresql://{USER}@127.0.0.1:{database.port}/{name}", "--port", "0")
+    started = run_program(
+        "--database", f"postgresql://{USER}@127.0.0.1:{database.port}/{name}", "--port", "0", *AS_USER
+    )
     assert started.returncode == 1 and "LATIN1; it must be UTF8" in started.stderr
 
 
@@ -273,7 +277,7 @@ def test_a_malformed_url_is_not_repeated(data: pathlib.Path) -> None:
 
 def test_a_wrong_password_is_told_without_it(database: Postgres, data: pathlib.Path) -> None:
     environment = {**os.environ, "PGPASSWORD": "wr0ng-one"}
-    line = [PROGRAM, "--database", database.url(data), "--port", "0"]
+    line = [PROGRAM, "--database", database.url(data), "--port", "0", *AS_USER]
     ran = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
     assert ran.returncode == 1 and "authentication failed" in ran.stderr and "wr0ng-one" not in ran.stderr
 
@@ -284,7 +288,7 @@ def test_a_password_may_come_from_a_file(database: Postgres, data: pathlib.Path,
     file.chmod(0o600)
     environment = {name: value for name, value in os.environ.items() if name != "PGPASSWORD"}
     line = [PROGRAM, "restore", "--check", "--database", database.url(data)]
-    run_program("--database", database.url(data) + "-none")
+    run_program("--database", database.url(data) + "-none", *AS_USER)
     Server(data).stop()
     for passwords, status in ((file, 0), (tmp_path / "none", 1)):
         ran = subprocess.run(line, env={**environment, "PGPASSFILE": str(passwords)}, capture_output=True, text=True)
@@ -336,5 +340,5 @@ def test_a_copy_is_made_by_pg_dump_checked_and_put_back(
 def test_a_database_of_a_newer_program_is_left_alone(database: Postgres, data: pathlib.Path) -> None:
     Server(data).stop()
     database.sql(data, "UPDATE schema_version SET version = 99")
-    started = run_program("--database", database.url(data), "--port", "0")
+    started = run_program("--database", database.url(data), "--port", "0", *AS_USER)
     assert started.returncode == 1 and "99" in started.stderr

@@ -128,7 +128,8 @@ static int in_child(attack try)
         int level = 0;
         const uint16_t ports[] = {OPEN_PORT};
         mss_process_close();
-        if (mss_process_confine(data, ports, 1, &level, &err) != MS_OK) {
+        const mss_confines to = {.data = data, .ports = ports, .port_count = 1};
+        if (mss_process_confine(&to, &level, &err) != MS_OK) {
             _exit(99);
         }
         _exit(level == 0 ? NO_LANDLOCK : try(level));
@@ -174,7 +175,7 @@ static void test_data_that_is_not_there_is_told(void **state)
     (void)state;
     ms_error err;
     int level = 0;
-    int rc = mss_process_confine("/nowhere/at/all", NULL, 0, &level, &err);
+    int rc = mss_process_confine(&(mss_confines){.data = "/nowhere/at/all"}, &level, &err);
     if (level > 0) {
         assert_ms_fails(rc, MS_ESYSTEM, err, "/nowhere/at/all");
     }

@@ -147,10 +147,11 @@ def test_nobody_changes_anything(dashboard: Dashboard, folder: pathlib.Path) -> 
         path = route["path"].replace("{run}", run["id"]).replace("{team}", "t0000000000000000")
         for name in ("{account}", "{invitation}", "{token}", "{key}"):
             path = path.replace(name, "a0000000000000000")
-        sent = {"none": {}, "json": {"Content-Type": "application/json"}}.get(
-            route["body"], {"Content-Type": "application/x-www-form-urlencoded"}
-        )
-        body = {"none": None, "json": b"{}", "form": b"csrf="}[route["body"]]
+        body, media_type = {
+            "none": (None, None), "json": (b"{}", "application/json"), "html": (b"<p>", "text/html"),
+            "form": (b"csrf=", "application/x-www-form-urlencoded"),
+        }[route["body"]]  # fmt: skip
+        sent = {"Content-Type": media_type} if media_type is not None else {}
         assert client.request(route["method"], path, body, sent).status == 403, route
     assert client.request("GET", "/runs", None, {"Host": "evil.example"}).status == 421  # a name that points here
     assert client.get("/metrics").status == 403

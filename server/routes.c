@@ -15,7 +15,7 @@ enum { KB = 1000, MB = 1000 * KB };
     {method, path, MSS_MAY_##verb, subject, MSS_LANE_WRITE, MSS_BODY_NONE, 0, MSS_LIMIT_PAGE, handle, NULL}
 #define FORM_WRITE(path, verb, subject, limit, prepare, handle) \
     {MSS_POST, path, MSS_MAY_##verb, subject, MSS_LANE_WRITE, MSS_BODY_FORM, 4 * KB, limit, handle, prepare}
-#define ARTIFACT(kind, body, most) \
+#define ARTIFACT(kind, body, most, limit) \
     {MSS_PUT, \
      "/api/v1/runs/{run}/artifacts/" kind, \
      MSS_MAY_RUN_WRITE, \
@@ -23,7 +23,7 @@ enum { KB = 1000, MB = 1000 * KB };
      MSS_LANE_WRITE, \
      body, \
      most, \
-     MSS_LIMIT_WRITE, \
+     limit, \
      mss_api_artifact_set, \
      NULL}, \
         GET_READ("/api/v1/runs/{run}/artifacts/" kind, RUN_READ, MSS_RUN_IN_PATH, mss_api_artifact_show)
@@ -46,10 +46,10 @@ static const mss_route routes[] = {
     GET_READ("/api/v1/runs/{run}", RUN_READ, MSS_RUN_IN_PATH, mss_api_run_show),
     EMPTY_WRITE(MSS_DELETE, "/api/v1/runs/{run}", RUN_DELETE, MSS_RUN_IN_PATH, mss_api_run_delete),
     GET_READ("/api/v1/runs/{run}/plan", RUN_READ, MSS_RUN_IN_PATH, mss_api_run_plan),
-    ARTIFACT("graph", MSS_BODY_JSON, 16 * MB),
-    ARTIFACT("hardware", MSS_BODY_JSON, 64 * KB),
-    ARTIFACT("config", MSS_BODY_JSON, 64 * KB),
-    ARTIFACT("report", MSS_BODY_HTML, 4 * MB),
+    ARTIFACT("graph", MSS_BODY_JSON, 16 * MB, MSS_LIMIT_PLAN),
+    ARTIFACT("hardware", MSS_BODY_JSON, 64 * KB, MSS_LIMIT_PAGE),
+    ARTIFACT("config", MSS_BODY_JSON, 64 * KB, MSS_LIMIT_PAGE),
+    ARTIFACT("report", MSS_BODY_HTML, 4 * MB, MSS_LIMIT_PAGE),
     JSON_WRITE(MSS_POST, "/api/v1/runs/{run}/steps", RUN_WRITE, MSS_RUN_IN_PATH, 512 * KB, mss_api_run_append),
     GET_READ("/api/v1/runs/{run}/steps", RUN_READ, MSS_RUN_IN_PATH, mss_api_run_steps),
     GET_READ("/api/v1/runs/{run}/events", RUN_READ, MSS_RUN_IN_PATH, mss_api_run_events),

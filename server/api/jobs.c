@@ -14,6 +14,7 @@
 #define POLL_NS ((uint64_t)500000000)
 #define TELL_NS ((uint64_t)1000000000)
 #define COMPACT_EVERY_NS ((uint64_t)3600 * 1000000000)
+#define COMPACT_PAUSE_NS ((uint64_t)20000000) /* so that writes needn't wait for a whole pass */
 #define COMPACT_AFTER_MS ((int64_t)24 * 3600 * 1000)
 
 struct mss_jobs {
@@ -161,10 +162,8 @@ static void work(void *argument)
             ms_free(next.request);
             continue;
         }
-        if (leads && compact(jobs)) {
-            continue;
-        }
-        uint64_t until_ns = ms_now_ns() + POLL_NS;
+        bool has_merged = leads && compact(jobs);
+        uint64_t until_ns = ms_now_ns() + (has_merged ? COMPACT_PAUSE_NS : POLL_NS);
         ms__mutex_lock(&jobs->lock);
         while (!jobs->is_stopping && ms__cond_wait_until(&jobs->stopping, &jobs->lock, until_ns)) {
         }

@@ -142,6 +142,29 @@ const restart = () =>
     console.log("restart");
   });
 
+// Documents beside a run: another budget from its graph, and a report that is saved, not shown.
+const put = async (run, kind, body) => {
+  const headers = { "Content-Type": kind === "report" ? "text/html" : "application/json", Authorization: `Bearer ${token}` };
+  const answer = await fetch(`${url}/api/v1/runs/${run}/artifacts/${kind}`, { method: "PUT", body, headers });
+  if (!answer.ok) throw new Error(`${kind}: ${answer.status} ${await answer.text()}`);
+};
+const documents = async (page, run) => {
+  const data = (name) => readFileSync(new URL(`../../cli/data/${name}.json`, import.meta.url));
+  const attack = "<script>fetch('/api/v1/account').then((a) => a.text()).then((text) => { document.title = text; });</script>";
+  await put(run, "graph", data("graph_small"));
+  await put(run, "hardware", data("hardware_disk"));
+  await put(run, "report", attack);
+  await page.goto(`${url}/runs/${run}`);
+  const [report] = await Promise.all([page.waitForEvent("download"), page.getByRole("link", { name: "report", exact: true }).click()]);
+  expect(readFileSync(await report.path(), "utf8") === attack, "report", "is not what was sent");
+  expect(page.url().endsWith(`/runs/${run}`), "report", "was shown in place of the page");
+  await page.getByLabel("Budgets", { exact: true }).and(page.locator("input")).fill("5");
+  await page.getByRole("button", { name: "Plan them" }).click();
+  await wait_for("the frontier", async () => (await page.locator("#frontier-chart").count()) === 1); // the page reloads by itself
+  await wait_for("its chart", async () => (await page.locator("#frontier-chart").getAttribute("aria-label")) === "Predicted step time of 5 budgets");
+  await check(page, "run-frontier");
+};
+
 const charted = (page) => page.locator("#memory").getAttribute("aria-label");
 const wait_for = async (what, holds) => {
   for (let i = 0; i < 600; i++) {
@@ -195,6 +218,7 @@ const walk = async () => {
   await send(`/api/v1/runs/${one}/finish`, { outcome: "finished" });
   await wait_for("the end", async () => (await owner.locator("#outcome").textContent()) === "finished");
   await check(owner, "run");
+  await documents(owner, one);
   await append(other, 1, 50);
   await owner.getByLabel("With the run").selectOption(other);
   await owner.getByRole("button", { name: "Compare" }).click();
@@ -233,7 +257,7 @@ const walk = async () => {
   await owner.getByRole("link", { name: "Account" }).click();
   await check(owner, "account");
   await second_factor(owner, "owner@example.com");
-  const [download] = await Promise.all([owner.waitForEvent("download"), owner.getByRole("link", { name: /one JSON document/ }).click()]);
+  const [download] = await Promise.all([owner.waitForEvent("download"), owner.getByRole("link", { name: /JSON document/ }).click()]);
   const document = JSON.parse(readFileSync(await download.path(), "utf8"));
   expect(document.account.email === "owner@example.com" && document.runs.length === 2, "export", JSON.stringify(document).slice(0, 200));
 

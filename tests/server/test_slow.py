@@ -143,8 +143,11 @@ def test_one_address_has_no_more_connections_than_it_may(own: Server) -> None:
             time.sleep(0.05)
 
 
-def test_a_trusted_proxy_has_as_many_as_it_needs(data) -> None:
-    server = Server(data, "--limits", "1000000", "--trust-proxy", "127.0.0.2")
+@pytest.mark.parametrize("option", ["--trust-proxy", "--trust-cloudflare"])
+def test_a_trusted_proxy_has_as_many_as_it_needs(data, tmp_path: pathlib.Path, option: str) -> None:
+    ranges = tmp_path / "ranges"
+    ranges.write_text("127.0.0.2\n")
+    server = Server(data, "--limits", "1000000", option, "127.0.0.2" if option == "--trust-proxy" else str(ranges))
     try:
         with contextlib.ExitStack() as stack:
             many = [stack.enter_context(connect(server, "127.0.0.2")) for _ in range(CONNECTIONS_OF_ONE + 40)]

@@ -29,7 +29,7 @@ struct mss_connection {
 };
 
 struct mss_connections {
-    const mss_networks *proxies;
+    const mss_settings *settings;
     ms__mutex lock; /* guards everything below, and all connections */
     ms__cond stopping;
     ms__thread watcher;
@@ -51,6 +51,12 @@ static uint16_t *counter_of(mss_connections *all, const mss_address *peer)
     return &all->counters[hash[0] | hash[1] << 8];
 }
 
+/* It speaks for many clients. */
+static bool is_trusted(const mss_connections *all, const mss_address *peer)
+{
+    return mss_networks_hold(&all->settings->proxies, peer) || mss_networks_hold(&all->settings->cloudflare, peer);
+}
+
 /* Under the lock. */
 static bool is_refusal_to_tell(mss_connections *all)
 {
@@ -63,7 +69,7 @@ static bool is_refusal_to_tell(mss_connections *all)
 bool mss_connections_have_room(mss_connections *all, const struct sockaddr *from)
 {
     mss_address peer = mss_address_of(from);
-    if (mss_networks_hold(all->proxies, &peer)) {
+    if (is_trusted(all, &peer)) {
         return true;
     }
     ms__mutex_lock(&all->lock);
@@ -151,7 +157,7 @@ mss_connection *mss_connection_open(mss_connections *all, const struct sockaddr 
                           .peer = mss_address_of(from),
                           .now = HEAD,
                           .until_ns = ms_now_ns() + MSS_HEAD_S * SECOND_NS};
-    c->counter = mss_networks_hold(all->proxies, &c->peer) ? NULL : counter_of(all, &c->peer);
+    c->counter = is_trusted(all, &c->peer) ? NULL : counter_of(all, &c->peer);
     ms__mutex_lock(&all->lock);
     c->next = all->first;
     if (all->first != NULL) {
@@ -258,13 +264,13 @@ void mss_connection_end(mss_connection *c, bool is_last)
 
 /* ---- all of them ------------------------------------------------------------------------- */
 
-int mss_connections_open(const mss_networks *proxies, mss_connections **out, ms_error *err)
+int mss_connections_open(const mss_settings *settings, mss_connections **out, ms_error *err)
 {
     mss_connections *all = ms_calloc(1, sizeof *all);
     if (all == NULL) {
         return ms_fail(err, MS_ENOMEM, "connections: out of memory");
     }
-    all->proxies = proxies;
+    all->settings = settings;
     crypto_shorthash_keygen(all->salt);
     ms__mutex_init(&all->lock);
     ms__cond_init(&all->stopping);

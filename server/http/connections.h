@@ -12,8 +12,7 @@
 #ifndef MSS_HTTP_CONNECTIONS_H
 #define MSS_HTTP_CONNECTIONS_H
 
-#include "auth/secret.h"
-#include "http/networks.h"
+#include "http/http.h"
 
 struct sockaddr;
 
@@ -28,8 +27,9 @@ enum {
 typedef struct mss_connections mss_connections;
 typedef struct mss_connection mss_connection; /* one of them */
 
-/* `proxies` are trusted and may have any number of connections; lives as long. MS_ENOMEM, MS_ESYSTEM. */
-MS_NODISCARD int mss_connections_open(const mss_networks *proxies, mss_connections **connections, ms_error *err);
+/* The settings' proxies and Cloudflare may have any number of connections; the settings live as long. MS_ENOMEM,
+ * MS_ESYSTEM. */
+MS_NODISCARD int mss_connections_open(const mss_settings *settings, mss_connections **connections, ms_error *err);
 /* After the last mss_connection_close(). Accepts NULL. */
 void mss_connections_close(mss_connections *connections);
 

@@ -147,7 +147,7 @@ typedef struct mss_settings {
     uint16_t port;              /* 0: any that is free */
     const char *public_url;     /* "https://host" as browsers see it; NULL: http on loopback names */
     mss_networks proxies;       /* whose X-Forwarded-For is believed, and that may have any number of connections */
-    mss_networks cloudflare;    /* whose CF-Connecting-IP is believed */
+    mss_networks cloudflare;    /* the same of CF-Connecting-IP */
     uint32_t limit_scale_percent;
     uint64_t team_quota_bytes;
     mss_id local_account;       /* of the local dashboard: every client acts as this account, and may only read */

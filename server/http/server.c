@@ -441,7 +441,7 @@ int mss_server_start(const mss_settings *settings, mss_server **out, ms_error *e
     server->settings = *settings;
     int rc = mss_limits_new(settings->limit_scale_percent, &server->limits, err);
     if (rc == MS_OK) {
-        rc = mss_connections_open(&server->settings.proxies, &server->connections, err);
+        rc = mss_connections_open(&server->settings, &server->connections, err);
     }
     if (rc == MS_OK) {
         rc = mss_live_open(&server->live, err);

@@ -48,6 +48,7 @@ static const call calls[] = {
     {"sigaltstack", MSS_STAGE_WORK},
     {"sysinfo", MSS_STAGE_WORK},
     {"tgkill", MSS_STAGE_WORK},
+    {"tkill", MSS_STAGE_WORK},
     {"time", MSS_STAGE_WORK},
     /* open files */
     {"close", MSS_STAGE_WORK},
@@ -115,8 +116,10 @@ static const call calls[] = {
     {"getpeername", MSS_STAGE_SERVE},
     {"getsockname", MSS_STAGE_SERVE},
     {"getsockopt", MSS_STAGE_SERVE},
+    {"pselect6", MSS_STAGE_SERVE},
     {"recvfrom", MSS_STAGE_SERVE},
     {"recvmsg", MSS_STAGE_SERVE},
+    {"select", MSS_STAGE_SERVE},
     {"sendfile", MSS_STAGE_SERVE},
     {"sendmmsg", MSS_STAGE_SERVE},
     {"sendmsg", MSS_STAGE_SERVE},

@@ -162,7 +162,8 @@ def main() -> None:
         databases.choice.now = databases.Postgres(programs, is_quick=False)
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        server = Server(folder / "data", "--limits", "1000000")
+        # A trusted proxy may have any number of connections.
+        server = Server(folder / "data", "--limits", "1000000", "--trust-proxy", "127.0.0.1")
         owner = sign_up(server, server.first_key(), "owner")
         token = make_token(owner, first_team(owner), "runs:write", "runs:read")
         program = Client(server, token)

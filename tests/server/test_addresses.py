@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterator
 
 import pytest
-from server_support import AS_USER, PATIENCE_S, Server, on_sqlite, run_program
+from server_support import AS_USER, PATIENCE_S, Client, Server, on_sqlite, run_program
 
 CLIENT, CLOUDFLARE = "203.0.113.7", "198.51.100.9"
 
@@ -27,6 +27,7 @@ def behind(database, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve
 
 def address_of(server: Server, source: str, *lines: str) -> str:
     """The address that the log has for a request from `source` with these headers."""
+    server.wait_for_log(Client(server).get("/api/v1/nothing").json["instance"])  # all earlier lines are read
     before = len(server.log())
     head = "\r\n".join(["GET /nothing HTTP/1.1", "Host: localhost", "Connection: close", *lines, "", ""])
     with socket.create_connection(("127.0.0.1", server.port), PATIENCE_S, source_address=(source, 0)) as connection:

@@ -125,6 +125,7 @@ def told_once(server: Server, text: str | bytes, is_whole: bool = True) -> bytes
     def lines() -> list[dict]:
         return [line for line in server.log() if "status" in line]
 
+    server.wait_for_log(Client(server).get("/api/v1/nothing").json["instance"])  # all earlier lines are read
     before = len(lines())
     answer = raw(server, text, is_whole)
     deadline = time.monotonic() + PATIENCE_S

@@ -5,6 +5,7 @@ Each right is attacked on its own in tests/server/c/test_process.c and test_filt
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -12,6 +13,7 @@ import pathlib
 import platform
 import pwd
 import shutil
+import sqlite3
 import stat
 import subprocess
 import tempfile
@@ -188,20 +190,18 @@ def test_a_worker_is_filtered_before_it_reads(worker: str) -> None:
 
 @with_filters
 @on_sqlite
-def test_a_command_that_reads_a_copy_is_filtered(data: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """A pipe in place of the copy, so that the command can be looked at."""
-    del data
-    pipe = tmp_path / "copy.db"
-    os.mkfifo(pipe)
-    with subprocess.Popen([PROGRAM, "restore", "--check", pipe], stderr=subprocess.PIPE, text=True) as process:
-        deadline = time.monotonic() + PATIENCE_S
-        while process.poll() is None and status_of(process.pid)["Seccomp"] != "2":
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        if process.poll() is None:
-            os.close(os.open(pipe, os.O_RDWR | os.O_NONBLOCK))
-        process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 1
+def test_a_command_that_opens_a_database_is_filtered(data: pathlib.Path) -> None:
+    """It waits for whoever reads what it prints, and can be looked at."""
+    Server(data).stop()
+    with contextlib.closing(sqlite3.connect(data / "memscale.db")) as database:
+        database.execute("INSERT INTO telemetry VALUES ('2026-01-31', ?)", ("x" * 1_000_000,))
+        database.commit()
+    line = [PROGRAM, "telemetry", "--data", str(data)]
+    with subprocess.Popen(line, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.read(1) == b"x"
+        assert_closed(process.pid)
+        assert len(process.stdout.read()) == 1_000_000
+    assert process.returncode == 0
 
 
 # ---- root ----------------------------------------------------------------------------------------------------

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import pathlib
 import re
 import select
+import shutil
 import socket
 import time
 
@@ -141,12 +143,49 @@ def test_one_address_has_no_more_connections_than_it_may(own: Server) -> None:
             time.sleep(0.05)
 
 
-def test_a_trusted_proxy_has_as_many_as_it_needs(data) -> None:
-    server = Server(data, "--limits", "1000000", "--trust-proxy", "127.0.0.2")
+@pytest.mark.parametrize("option", ["--trust-proxy", "--trust-cloudflare"])
+def test_a_trusted_proxy_has_as_many_as_it_needs(data, tmp_path: pathlib.Path, option: str) -> None:
+    ranges = tmp_path / "ranges"
+    ranges.write_text("127.0.0.2\n")
+    server = Server(data, "--limits", "1000000", option, "127.0.0.2" if option == "--trust-proxy" else str(ranges))
     try:
         with contextlib.ExitStack() as stack:
             many = [stack.enter_context(connect(server, "127.0.0.2")) for _ in range(CONNECTIONS_OF_ONE + 40)]
             assert all(answers(connection) for connection in many)
+    finally:
+        server.stop()
+
+
+class WithFewFiles(Server):
+    """A server that may have few files open, so that its connections run out."""
+
+    def command(self, data: pathlib.Path, options: tuple[str, ...]) -> list[str]:
+        return ["prlimit", "--nofile=120:120", *super().command(data, options)]
+
+
+@pytest.mark.skipif(shutil.which("prlimit") is None, reason="prlimit is not installed")
+def test_a_server_without_room_for_connections_serves_those_it_has(data) -> None:
+    """More wait until one of them ends."""
+    server = WithFewFiles(data, "--limits", "1000000", "--trust-proxy", "127.0.0.1")
+    try:
+        with contextlib.ExitStack() as stack:
+            first = stack.enter_context(connect(server))
+            assert answers(first)
+            many = [stack.enter_context(connect(server)) for _ in range(200)]
+            for connection in many:
+                connection.sendall(HEALTH)
+            time.sleep(1)
+            served = [connection for connection in many if select.select([connection], [], [], 0)[0]]
+            assert 10 <= len(served) < 120  # some wait
+            assert answers(first)
+            first.sendall(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert first.recv(65536).startswith(b"HTTP/1.1 200 ")
+            for connection in served:
+                connection.close()
+            waiting = next(connection for connection in many if connection not in served)
+            waiting.settimeout(PATIENCE_S)
+            assert waiting.recv(65536).startswith(b"HTTP/1.1 200 ")
+        assert Client(server).get("/healthz").status == 200
     finally:
         server.stop()
 

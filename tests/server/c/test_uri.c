@@ -152,6 +152,33 @@ static void test_bytes_of_values_read_back(void **state)
     assert_string_equal(coded, "%FF");
 }
 
+static void test_only_our_names_are_ours(void **state)
+{
+    (void)state;
+    static const char *const ours[] = {"localhost", "LOCALHOST:1", "127.0.0.1", "127.0.0.1:80",
+                                       "[::1]",     "[::1]:8321",  "192.0.2.1", "192.0.2.1:8321"};
+    static const char *const others[] = {"",
+                                         "evil.example",
+                                         "localhost.evil.example",
+                                         "localhost@evil.example",
+                                         "localhos",
+                                         "127.0.0.1.nip.io",
+                                         "::1",
+                                         "[::1",
+                                         "192.0.2.10",
+                                         "localhost:80:80",
+                                         "evil.example:localhost"};
+    for (size_t i = 0; i < sizeof ours / sizeof ours[0]; i++) {
+        assert_true(mss_host_is_ours(ours[i], NULL, "192.0.2.1"));
+        assert_false(mss_host_is_ours(ours[i], "https://runs.example.com", "192.0.2.1"));
+    }
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
+        assert_false(mss_host_is_ours(others[i], NULL, "192.0.2.1"));
+    }
+    assert_true(mss_host_is_ours("Runs.Example.com", "https://runs.example.com", "192.0.2.1"));
+    assert_false(mss_host_is_ours("runs.example.com:443", "https://runs.example.com", "192.0.2.1"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -164,6 +191,7 @@ int main(void)
         cmocka_unit_test(test_paths_of_nobody_are_refused),
         cmocka_unit_test(test_patterns),
         cmocka_unit_test(test_cookies),
+        cmocka_unit_test(test_only_our_names_are_ours),
         cmocka_unit_test(test_bytes_of_values_read_back),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -48,7 +48,9 @@ extern "C" {
     X(OFFLOAD_STEP_PERMILLE, "offload_step_permille", "1000 x that plan's step time / the unmodified one") \
     X(MOVED_PEAK_PERMILLE, "moved_peak_permille", \
       "1000 x peak / allowed if each layer is recomputed and its arguments move") \
-    X(MOVED_STEP_PERMILLE, "moved_step_permille", "1000 x that plan's step time / the unmodified one")
+    X(MOVED_STEP_PERMILLE, "moved_step_permille", "1000 x that plan's step time / the unmodified one") \
+    X(GLANCE_PEAK_PERMILLE, "glance_peak_permille", "1000 x peak / allowed of a glance's plan; 0: it finds none") \
+    X(GLANCE_STEP_PERMILLE, "glance_step_permille", "1000 x that plan's step time / the unmodified one")
 typedef enum ms_feature {
 #define MS_FEATURE_ENUM(id, name, text) MS_FEATURE_##id,
     MS_FEATURE_TABLE(MS_FEATURE_ENUM)
@@ -65,8 +67,8 @@ typedef struct ms_strategy_context {
     uint64_t value[MS_FEATURE_COUNT];
 } ms_strategy_context;
 
-/* The context of a run whose pressure is known, except for the features that replays give (EVENT_COUNT and those after
- * it): ms_pipeline_plan_by_policy() adds them. MS_ENOMEM. */
+/* The context of a run whose pressure is known, except for the features that replays and a glance give (EVENT_COUNT and
+ * those after it): ms_pipeline_plan_by_policy() adds them. MS_ENOMEM. */
 MS_API int ms_strategy_context_of(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
                                   const ms_pressure *pressure, ms_strategy_context *context, ms_error *err);
 
@@ -139,6 +141,8 @@ MS_API ms_config ms_strategy_apply(const ms_strategy *strategy, const ms_config 
 
 /* The widest strategy: it admits everything that any other strategy admits. */
 MS_API ms_strategy ms_strategy_widest(void);
+/* The shortest search of the same techniques. A trained policy sees how good its plan is before it decides. */
+MS_API ms_strategy ms_strategy_glance(void);
 
 /* ---- the rule policy ------------------------------------------------------ */
 

@@ -64,20 +64,68 @@ static bool is_better(const ms_plan *b, const ms_plan *a)
     return care_of(a) != care_of(b) ? care_of(b) > care_of(a) : b->replay.step_ns < a->replay.step_ns;
 }
 
+/* A plan of the shortest search (NULL: nothing fits), and what the context says of it. */
+static int glance(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
+                  ms_strategy_context *context, ms_plan **plan, ms_error *err)
+{
+    ms_strategy strategy = ms_strategy_glance();
+    ms_config effective = ms_strategy_apply(&strategy, config);
+    int rc = ms__pipeline_plan(graph, hardware, &effective, plan, err);
+    if (rc == MS_OK && !(*plan)->over_target) {
+        context->value[MS_FEATURE_GLANCE_PEAK_PERMILLE] =
+            ms__mul_div((*plan)->replay.peak_bytes, 1000, ms__max_u64(context->value[MS_FEATURE_ALLOWED_BYTES], 1));
+        context->value[MS_FEATURE_GLANCE_STEP_PERMILLE] =
+            ms__mul_div((*plan)->replay.step_ns, 1000, ms__max_u64((*plan)->unoptimized.step_ns, 1));
+    } else if (rc == MS_OK) {
+        ms_plan_free(*plan);
+        *plan = NULL;
+    }
+    return rc == MS_EINFEASIBLE ? MS_OK : rc;
+}
+
+static bool is_glance(const ms_strategy *strategy)
+{
+    ms_strategy shortest = ms_strategy_glance();
+    return strategy->mode == shortest.mode && strategy->enable_checkpointing == shortest.enable_checkpointing &&
+           strategy->enable_offloading == shortest.enable_offloading &&
+           strategy->search_permille == shortest.search_permille;
+}
+
+/* Plans under the first search of a strategy. `seen`, a glance's plan (owned; NULL: none), is taken if that is the
+ * search, or if it is better than what the search finds. */
+static int plan_first(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, ms_plan *seen,
+                      ms_strategy *strategy, ms_plan **plan, ms_error *err)
+{
+    if (seen != NULL && is_glance(strategy)) {
+        *plan = seen;
+        return MS_OK;
+    }
+    ms_config effective = ms_strategy_apply(strategy, config);
+    int rc = ms__pipeline_plan(graph, hardware, &effective, plan, err);
+    bool fits_none = rc != MS_OK || (*plan)->over_target; /* the widest search is next */
+    if (fits_none || !is_better(seen, *plan)) {
+        ms_plan_free(seen);
+        return rc;
+    }
+    ms_plan_free(*plan);
+    *plan = seen;
+    *strategy = ms_strategy_glance();
+    return MS_OK;
+}
+
 /* Plans under both searches of a strategy and keeps the better plan, with its strategy. */
-static int plan_under(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
+static int plan_under(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, ms_plan *seen,
                       ms_strategy *strategy, ms_plan **plan, ms_error *err)
 {
     ms_strategy second;
     ms_plan *other = NULL;
     bool has_second = ms_strategy_second(strategy, &second);
-    ms_config effective = ms_strategy_apply(strategy, config);
-    int rc = ms__pipeline_plan(graph, hardware, &effective, plan, err);
+    int rc = plan_first(graph, hardware, config, seen, strategy, plan, err);
     strategy->second_permille = 0;
     if (!has_second || (rc != MS_OK && rc != MS_EINFEASIBLE)) {
         return rc;
     }
-    effective = ms_strategy_apply(&second, config);
+    ms_config effective = ms_strategy_apply(&second, config);
     int second_rc = ms__pipeline_plan(graph, hardware, &effective, &other, rc == MS_OK ? NULL : err);
     if (is_better(other, *plan)) {
         ms_plan_free(*plan);
@@ -89,12 +137,13 @@ static int plan_under(const ms_graph *graph, const ms_hardware *hardware, const 
     return rc;
 }
 
-static int plan_with(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
+/* `seen` is the glance's plan, which is taken over; NULL: there is none. */
+static int plan_with(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, ms_plan *seen,
                      ms_strategy_decision *decision, ms_config *effective, ms_plan **plan, ms_error *err)
 {
     bool by_caller = decision->source == MS_DECISION_SOURCE_USER_CONFIG;
     int rc = by_caller ? ms_pipeline_plan(graph, hardware, config, plan, err)
-                       : plan_under(graph, hardware, config, &decision->strategy, plan, err);
+                       : plan_under(graph, hardware, config, seen, &decision->strategy, plan, err);
     bool fits = rc == MS_OK && !(*plan)->over_target;
     bool failed = rc != MS_OK && rc != MS_EINFEASIBLE;
     *effective = ms_strategy_apply(&decision->strategy, config);
@@ -121,20 +170,28 @@ int ms_pipeline_plan_by_policy(const ms_graph *graph, const ms_hardware *hardwar
 {
     ms_pressure pressure;
     ms_strategy_decision made = {0};
-    ms_plan *planned = NULL;
+    ms_plan *planned = NULL, *seen = NULL;
     int rc = ms__pipeline_pressure(graph, hardware, config, &pressure, err);
+    bool by_config = ms_hardware_host_is_device(hardware) && !pressure.budget_given;
     if (rc == MS_OK) {
         rc = ms__pipeline_context(graph, hardware, config, &pressure, &made.context, err);
+    }
+    if (rc == MS_OK && !by_config && trained != NULL && !rules_only && !config->force_optimize) {
+        rc = glance(graph, hardware, config, &made.context, &seen, err);
     }
     if (rc != MS_OK) {
         return rc;
     }
-    if (ms_hardware_host_is_device(hardware) && !pressure.budget_given) {
+    if (by_config) {
         use_config(config, "without a GPU and without a budget there is no pressure to judge by", &made);
     } else {
         ms_strategy_decide(&made.context, config, trained, rules_only, &made);
     }
-    rc = plan_with(graph, hardware, config, &made, effective, &planned, err);
+    if (made.source != MS_DECISION_SOURCE_ML) {
+        ms_plan_free(seen);
+        seen = NULL;
+    }
+    rc = plan_with(graph, hardware, config, seen, &made, effective, &planned, err);
     if (rc == MS_OK) {
         rc = name_source(&made, planned, err);
     }
@@ -155,7 +212,7 @@ int ms_pipeline_try_strategy(const ms_graph *graph, const ms_hardware *hardware,
     ms_plan *plan = NULL;
     ms_strategy tried = *strategy;
     uint64_t before = ms__sim_events_replayed();
-    int rc = plan_under(graph, hardware, config, &tried, &plan, err);
+    int rc = plan_under(graph, hardware, config, NULL, &tried, &plan, err);
     *outcome = (ms_strategy_outcome){.replayed_events = ms__sim_events_replayed() - before};
     if (rc == MS_OK) {
         outcome->fits = !plan->over_target;
@@ -171,6 +228,14 @@ int ms_pipeline_context(const ms_graph *graph, const ms_hardware *hardware, cons
                         ms_strategy_context *context, ms_error *err)
 {
     ms_pressure pressure;
+    ms_plan *seen = NULL;
     int rc = ms__pipeline_pressure(graph, hardware, config, &pressure, err);
-    return rc == MS_OK ? ms__pipeline_context(graph, hardware, config, &pressure, context, err) : rc;
+    if (rc == MS_OK) {
+        rc = ms__pipeline_context(graph, hardware, config, &pressure, context, err);
+    }
+    if (rc == MS_OK) {
+        rc = glance(graph, hardware, config, context, &seen, err);
+    }
+    ms_plan_free(seen);
+    return rc;
 }

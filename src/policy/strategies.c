@@ -61,6 +61,13 @@ ms_strategy ms_strategy_widest(void)
     return rows[0].strategy;
 }
 
+enum { GLANCE_ROW = 3 };
+
+ms_strategy ms_strategy_glance(void)
+{
+    return rows[GLANCE_ROW].strategy;
+}
+
 ms_config ms_strategy_apply(const ms_strategy *strategy, const ms_config *config)
 {
     ms_config effective = *config;

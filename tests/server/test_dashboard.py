@@ -167,6 +167,7 @@ def test_reports_belong_to_the_log_of_their_name_or_are_runs(dashboard: Dashboar
     assert alone["outcome"] == "finished"
     wait_for(client, lambda runs: report_of(client, with_log) == report("Net", "first"))
     assert report_of(client, alone) == report("Other")
+    assert f'href="/api/v1/runs/{alone["id"]}/artifacts/report"' in client.get(f"/runs/{alone['id']}").text
     (folder / "a.html").write_text(report("Net", "second"))
     os.utime(folder / "a.html", (1_700_000_000, 1_700_000_000))
     wait_for(client, lambda runs: report_of(client, with_log) == report("Net", "second"))

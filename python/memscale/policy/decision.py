@@ -50,6 +50,7 @@ class StrategyContext:
         recompute_peak_permille, recompute_step_permille: the same if each layer is recomputed.
         offload_peak_permille, offload_step_permille: the same if each layer's saved tensors move.
         moved_peak_permille, moved_step_permille: the same if each layer is recomputed and its arguments move.
+        glance_peak_permille, glance_step_permille: the same of the plan that a short search finds; 0 if it finds none.
     """
 
     need_bytes: int
@@ -79,6 +80,8 @@ class StrategyContext:
     offload_step_permille: int
     moved_peak_permille: int
     moved_step_permille: int
+    glance_peak_permille: int
+    glance_step_permille: int
 
 
 @dataclass(frozen=True, eq=False)

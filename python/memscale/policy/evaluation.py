@@ -20,7 +20,7 @@ from .. import _core
 from .artifact import load_policy
 from .corpus import scenario_of
 from .scenarios import Scenario
-from .training import HELD_OUT_CLASSES, HELD_OUT_FAMILIES, HELD_OUT_PRESSURE, Action, Rows, load_rows
+from .training import HELD_OUT_CLASSES, HELD_OUT_FAMILIES, HELD_OUT_PRESSURE, WIDEST, Action, Rows, load_rows
 
 __all__ = ["choices_of", "figures", "main"]
 
@@ -31,17 +31,20 @@ def choices_of(rows: Rows, artifact: Path) -> dict[str, np.ndarray]:
     The constant strategy is the one of the lowest cost on the rows that are not held out.
     """
     handle, names = load_policy(artifact).handle, [name for name, *_ in _core.policy_tables()[1]]
-    places = {(names[first], second): i for i, (first, second) in enumerate(rows.actions)}
+    named = [(names[first], second) for first, second in rows.actions]
+    after_glance = {action: i for i, action in enumerate(named[:WIDEST])}
+    without = {action: i for i, action in enumerate(named[WIDEST:], WIDEST)}
     contexts = [[int(value) for value in context] for context in rows.contexts]
-    trained = [places[_core.policy_choice(handle, context)[1:]] for context in contexts]
     # Where the rules choose what no row tried, the run fits comfortably: every strategy gives the same plan.
-    rules = [places.get(_core.policy_choice(None, context)[1:], 0) for context in contexts]
+    rules = [without.get(_core.policy_choice(None, context)[1:], WIDEST) for context in contexts]
+    chosen = [_core.policy_choice(handle, context)[1:] for context in contexts]
+    trained = [after_glance.get(action, rule) for action, rule in zip(chosen, rules, strict=True)]
     count = len(rows.rows)
     constant = int(rows.price()[~rows.held_out].mean(axis=0).argmin())
     return {
         "policy": np.array(trained),
         "rules": np.array(rules),
-        "widest": np.zeros(count, dtype=int),
+        "widest": np.full(count, WIDEST),
         f"constant: {_name(names, rows.actions[constant])}": np.full(count, constant),
         "oracle": rows.price().argmin(axis=1),
     }

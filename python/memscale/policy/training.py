@@ -34,8 +34,10 @@ STOPPING_FAMILIES = ("mistral", "recurrent", "gpt2")
 MISFIT_COST = 1.0
 # Beyond it, a larger regret teaches nothing more, and would outweigh all other rows.
 REGRET_MOST = 0.5
-# The whole search of the widest strategy is worth this share of a step: the median planning is twice as fast as its.
-WORK_COST = 0.028
+# The price of work, in steps for a whole search of the widest strategy: the median planning is twice as fast.
+# Work beyond WORK_MOST costs no more: if a search is worth its time at all, it is better long.
+WORK_COST = 0.039
+WORK_MOST = 0.6
 
 # Sizes and rates of the run itself are left to the ratios: they carry over to other models and machines.
 FEATURES = (
@@ -53,6 +55,8 @@ FEATURES = (
     "offload_step_permille",
     "moved_peak_permille",
     "moved_step_permille",
+    "glance_peak_permille",
+    "glance_step_permille",
 )
 # Left to the rules if outside of what was seen. Zeros, for what a machine lacks, are inside.
 CHECKED = (
@@ -63,9 +67,6 @@ CHECKED = (
     "layer_count",
     "event_count",
 )
-# A run that hardly fits even if each layer is recomputed is tight: few plans fit, a short search may miss the good
-# ones, and the price can be a whole step. Training makes the trees choose a whole search there.
-TIGHT = ("recompute_peak_permille", 980)
 _UNIT = 2**20
 
 
@@ -76,8 +77,8 @@ Action = tuple[int, int]
 # Names and permille. All offer every technique: others fit nothing on some rows, or give a plan that is many
 # times slower, which no saved planning outweighs.
 _CHOICES = (
-    ("everything", 0),
     ("everything", 250),
+    ("everything", 0),
     ("everything, quick", 0),
     ("everything, quick", 1000),
     ("everything, quick", 250),
@@ -93,22 +94,27 @@ _CHOICES = (
 
 
 def actions() -> list[Action]:
-    """What a policy may choose, and then the rest of the table, which only the rules may."""
+    """What a policy may choose after its glance, and then the whole table, for those who choose without one."""
     places = {name: i for i, (name, *_) in enumerate(_core.policy_tables()[1])}
-    listed = [(places[name], second) for name, second in _CHOICES]
-    return listed + [(i, 0) for i in places.values() if (i, 0) not in listed]
+    return [(places[name], second) for name, second in _CHOICES] + [(i, 0) for i in places.values()]
+
+
+# Among the actions, the widest strategy without a glance.
+WIDEST = len(_CHOICES)
+# The row of the table that a trained policy has planned under before it decides (ms_strategy_glance() in C).
+GLANCE = 3
 
 
 @dataclass
 class Rows:
-    """Rows that some strategy fits, as arrays: a row for each run, a column for each feature or action."""
+    """Rows that some strategy fits, as arrays: a row for each run, a column for each feature or each of `actions()`."""
 
     rows: list[dict[str, Any]]
     actions: list[Action]
     contexts: np.ndarray
     plans: np.ndarray  # whether there is a plan
     fits: np.ndarray  # and it is for a loop that holds as much as under any other strategy
-    regret: np.ndarray  # over the best strategy that fits; that of the widest if the action itself does not fit
+    regret: np.ndarray  # over the best action that fits; that of the widest if the action itself does not fit
     work: np.ndarray  # replayed events over the widest strategy's; both searches if it does not fit
     held_out: np.ndarray
 
@@ -117,15 +123,9 @@ class Rows:
         return self.contexts[:, _core.policy_tables()[0].index(name)]
 
     def price(self) -> np.ndarray:
-        """Returns the price of each action on each row, in steps: regret and the planner's work."""
-        return np.where(self.fits, np.minimum(self.regret, REGRET_MOST), MISFIT_COST) + WORK_COST * self.work
-
-    def cost(self) -> np.ndarray:
-        """Returns what training minimises: the price. On a tight row every short search costs as much as a misfit."""
-        cost = self.price()
-        is_short = np.array([first != self.actions[0][0] for first, _ in self.actions])
-        cost[np.ix_(self.column(TIGHT[0]) > TIGHT[1], is_short)] = MISFIT_COST
-        return cost
+        """Returns what training minimises, for each action on each row, in steps: regret and the planner's work."""
+        worth = np.where(self.fits, np.minimum(self.regret, REGRET_MOST), MISFIT_COST)
+        return worth + WORK_COST * np.minimum(self.work, WORK_MOST)
 
 
 def _second_of(action: Action) -> int | None:
@@ -137,21 +137,23 @@ def _second_of(action: Action) -> int | None:
     return None
 
 
-def _with_seconds(outcomes: np.ndarray, listed: list[Action]) -> np.ndarray:
-    """The outcomes of actions from those of strategies: of two plans that fit, the one for a loop that holds more, then
-    the faster; the events of both."""
+def _better(first: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Of two plans that fit, the one for a loop that holds more, then the faster; the events of both."""
+    more_care = (other[:, 1] > first[:, 1]) | ((other[:, 1] == first[:, 1]) & (other[:, 2] < first[:, 2]))
+    is_better = (other[:, 0] > 0) & ((first[:, 0] == 0) | more_care)
+    better = np.where(is_better[:, None], other, first)
+    better[:, 4] = first[:, 4] + other[:, 4]
+    return better
+
+
+def _of_actions(outcomes: np.ndarray, listed: list[Action]) -> np.ndarray:
+    """The outcomes of actions from those of strategies."""
     columns = []
-    for action in listed:
-        first, second = outcomes[:, action[0]], _second_of(action)
-        if second is None:
-            columns.append(first)
-            continue
-        other = outcomes[:, second]
-        more_care = (other[:, 1] > first[:, 1]) | ((other[:, 1] == first[:, 1]) & (other[:, 2] < first[:, 2]))
-        is_better = (other[:, 0] > 0) & ((first[:, 0] == 0) | more_care)
-        better = np.where(is_better[:, None], other, first)
-        better[:, 4] = first[:, 4] + other[:, 4]
-        columns.append(better)
+    for place, action in enumerate(listed):
+        column, second = outcomes[:, action[0]], _second_of(action)
+        if place < WIDEST and action[0] != GLANCE:
+            column = _better(column, outcomes[:, GLANCE])
+        columns.append(column if second is None else _better(column, outcomes[:, second]))
     return np.stack(columns, axis=1)
 
 
@@ -162,13 +164,14 @@ def load_rows(*folders: Path) -> Rows:
         ValueError: a part is damaged.
     """
     rows, listed = [row for folder in folders for row in read_rows(folder) if row["outcomes"][0][0]], actions()
-    outcomes = _with_seconds(np.array([row["outcomes"] for row in rows], dtype=np.float64), listed)
+    outcomes = _of_actions(np.array([row["outcomes"] for row in rows], dtype=np.float64), listed)
     fits, care, step, events = outcomes[:, :, 0] > 0, outcomes[:, :, 1], outcomes[:, :, 2], outcomes[:, :, 4]
     plans = fits.copy()
     fits &= care >= np.where(fits, care, -1).max(axis=1, keepdims=True)
     best = np.where(fits, step, np.inf).min(axis=1, keepdims=True)
-    step = np.where(fits, step, step[:, :1])
-    work = np.where(fits, events, events + events[:, :1]) / events[:, :1]
+    widest = slice(WIDEST, WIDEST + 1)
+    step = np.where(fits, step, step[:, widest])
+    work = np.where(fits, events, events + events[:, widest]) / events[:, widest]
     contexts = np.array([row["context"] for row in rows], dtype=np.float64)
     pressure = contexts[:, _core.policy_tables()[0].index("pressure_permille")]
     held_out = np.array([r["family"] in HELD_OUT_FAMILIES or r["class"] in HELD_OUT_CLASSES for r in rows])
@@ -294,7 +297,7 @@ def train(rows: Rows, name: str, seed: int = 1, most_trees: int = 50) -> Trained
     left out, and the rest is trained again."""
     trained = ~rows.held_out
     stops = np.array([row["family"] in STOPPING_FAMILIES for row in rows.rows])[trained]
-    cost, used = rows.cost()[trained], list(FEATURES)
+    cost, used = rows.price()[trained], list(FEATURES)
     chosen = list(range(len(_CHOICES)))
     for is_last in (False, True):
         inputs = _inputs(rows, used)[trained]

@@ -3,6 +3,7 @@
  * makes a run fail that the caller's own configuration lets succeed.
  */
 #include "plan_fixture.h"
+#include "sim/sim.h"
 
 #define STRATEGY(mode, recomputes, moves, permille, base) \
     "{\"mode\":\"" mode "\",\"enable_checkpointing\":" recomputes ",\"enable_offloading\":" moves \
@@ -286,6 +287,73 @@ static void a_strategy_that_fits_no_plan_is_widened(void **state)
     ms_policy_free(policy);
 }
 
+#define ONE_STRATEGY(strategy) \
+    "{\"name\":\"one\",\"features\":[" FEATURE("glance_step_permille", "0", "1000", "9000", \
+                                               "false") "],\"strategies\":[" strategy \
+                                                        "],\"trees\":[{\"strategy\":0,\"nodes\":[[1]]}]}"
+
+/* Plans under a policy of one strategy, and says how many events the planner has replayed. */
+static answer plan_by_one(const char *body, const ms_config *config, uint64_t *events)
+{
+    ms_policy *policy = policy_of(body);
+    uint64_t before = ms__sim_events_replayed();
+    answer found = plan_by(config, policy, false);
+    *events = ms__sim_events_replayed() - before;
+    assert_int_equal(found.decision.source, MS_DECISION_SOURCE_ML);
+    ms_policy_free(policy);
+    return found;
+}
+
+static uint64_t step_ns_of(const char *plan)
+{
+    const char *predicted = strstr(plan, "\"predicted\"");
+    assert_non_null(predicted);
+    return strtoull(strstr(predicted, "\"step_ns\": ") + strlen("\"step_ns\": "), NULL, 10);
+}
+
+static void a_trained_policy_looks_before_it_decides_and_plans_nothing_twice(void **state)
+{
+    (void)state;
+    ms_config config;
+    ms_config_default(&config);
+    config.memory_budget_bytes = need_bytes() * 4 / 5;
+    uint64_t glance_events, short_events;
+    answer glance =
+        plan_by_one(ONE_STRATEGY(STRATEGY("aggressive", "true", "true", "20", "0")), &config, &glance_events);
+    ms_strategy shortest = ms_strategy_glance();
+    assert_int_equal(shortest.search_permille, 20);
+    assert_int_equal(glance.decision.strategy.search_permille, 20);
+    assert_in_range(glance.decision.context.value[MS_FEATURE_GLANCE_STEP_PERMILLE], 900, 5000);
+    /* As much as that search alone, and the few replays of the context. */
+    ms_graph *graph = fixture_graph(0);
+    ms_hardware *hardware = fixture_real_hardware();
+    ms_strategy_outcome alone;
+    ms_error err;
+    assert_ms_ok(ms_pipeline_try_strategy(graph, hardware, &config, &shortest, &alone, &err), err);
+    assert_in_range(glance_events, alone.replayed_events, 3 * alone.replayed_events / 2);
+    assert_int_equal(step_ns_of(glance.plan), alone.step_ns);
+    /* A search that may not move finds nothing better here than the glance, whose plan is kept. */
+    answer narrow =
+        plan_by_one(ONE_STRATEGY(STRATEGY("aggressive", "true", "false", "1", "0")), &config, &short_events);
+    assert_true(short_events > glance_events);
+    assert_true(step_ns_of(narrow.plan) <= step_ns_of(glance.plan));
+    ms_free(glance.plan);
+    ms_free(narrow.plan);
+    ms_graph_free(graph);
+    ms_free(hardware);
+}
+
+static void who_decides_without_a_trained_policy_does_not_look(void **state)
+{
+    (void)state;
+    ms_config config;
+    ms_config_default(&config);
+    config.memory_budget_bytes = need_bytes() * 4 / 5;
+    answer rules = plan_by(&config, NULL, true);
+    assert_int_equal(rules.decision.context.value[MS_FEATURE_GLANCE_STEP_PERMILLE], 0);
+    ms_free(rules.plan);
+}
+
 static void what_a_policy_was_not_trained_for_is_left_to_the_rules(void **state)
 {
     (void)state;
@@ -418,6 +486,8 @@ int main(void)
         cmocka_unit_test(the_source_names_the_policy),
         cmocka_unit_test(techniques_switched_off_stay_off),
         cmocka_unit_test(a_strategy_that_fits_no_plan_is_widened),
+        cmocka_unit_test(a_trained_policy_looks_before_it_decides_and_plans_nothing_twice),
+        cmocka_unit_test(who_decides_without_a_trained_policy_does_not_look),
         cmocka_unit_test(what_a_policy_was_not_trained_for_is_left_to_the_rules),
         cmocka_unit_test(a_shorter_search_replays_less_and_still_fits),
         cmocka_unit_test(of_two_searches_the_better_plan_is_taken),

@@ -28,7 +28,7 @@ try_to_prepare_programs() {
         (
             cd "$folder"
             server=$(apt-cache depends postgresql | sed -n 's/.*Depends: \(postgresql-[0-9]*\)$/\1/p')
-            for package in nginx caddy libfaketime wrk "$server" "${server/postgresql-/postgresql-client-}"; do
+            for package in nginx caddy libfaketime "$server" "${server/postgresql-/postgresql-client-}"; do
                 timeout 120 apt-get download "$package" || continue # the others may be there
             done
             for package in *.deb; do

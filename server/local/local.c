@@ -362,8 +362,12 @@ static int take_report(mss_local *local, log_file *file, ms_error *err)
     if (rc != MS_OK || report.page == NULL) {
         return rc;
     }
-    rc = owner == file ? begin_report(local, file, report.model, err) : MS_OK;
-    rc = rc == MS_OK ? store_report(local, owner, &report, err) : rc;
+    if (owner == file) {
+        rc = begin_report(local, file, report.model, err);
+    }
+    if (rc == MS_OK) {
+        rc = store_report(local, owner, &report, err);
+    }
     ms_free(report.page);
     return rc;
 }

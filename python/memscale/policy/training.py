@@ -124,8 +124,9 @@ class Rows:
 
     def price(self) -> np.ndarray:
         """Returns what training minimises, for each action on each row, in steps: regret and the planner's work."""
-        worth = np.where(self.fits, np.minimum(self.regret, REGRET_MOST), MISFIT_COST)
-        return worth + WORK_COST * np.minimum(self.work, WORK_MOST)
+        worth: np.ndarray = np.where(self.fits, np.minimum(self.regret, REGRET_MOST), MISFIT_COST)
+        worth += WORK_COST * np.minimum(self.work, WORK_MOST)
+        return worth
 
 
 def _second_of(action: Action) -> int | None:

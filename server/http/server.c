@@ -184,14 +184,14 @@ static void end_request(void *argument, struct MHD_Connection *connection, void 
     mss_connection_end(c->line, how != MHD_REQUEST_TERMINATED_COMPLETED_OK);
     uint64_t duration_ns = ms_now_ns() - r->begun_ns;
     int status = r->answer.status != 0 ? r->answer.status : status_of(connection);
-    bool hides_address = r->route != NULL && r->route->limit == MSS_LIMIT_TELEMETRY;
+    bool hides_sender = r->route != NULL && r->route->limit == MSS_LIMIT_TELEMETRY;
     atomic_fetch_add(&server->statuses[status / 100 % 6], 1);
     atomic_fetch_add(&server->busy_ns, duration_ns);
     mss_log_request_done(&(mss_log_request){.id = r->id,
                                             .method = mss_method_name(r->method),
                                             .route = r->route != NULL ? r->route->path : "",
-                                            .address = hides_address ? NULL : r->address,
-                                            .account = r->who.account.text,
+                                            .address = hides_sender ? NULL : r->address,
+                                            .account = hides_sender ? NULL : r->who.account.text,
                                             .status = status,
                                             .duration_ns = duration_ns,
                                             .sent_bytes = r->answer.bytes,

@@ -93,6 +93,17 @@ def test_an_event_is_stored_without_an_address(server: Server, owner: Client) ->
     assert lines and all("address" not in line for line in lines)
 
 
+def test_who_sent_an_event_is_in_no_line(server: Server, owner: Client, program: Client) -> None:
+    known = len(server.log())
+    for client in (owner, program):
+        assert client.send("POST", "/api/v1/telemetry", EVENT).status == 204
+    deadline = time.monotonic() + PATIENCE_S
+    lines: list[dict] = []
+    while len(lines) < 2 and time.monotonic() < deadline:
+        lines = [line for line in server.log()[known:] if line.get("route") == "/api/v1/telemetry"]
+    assert len(lines) == 2 and all("account" not in line and "address" not in line for line in lines)
+
+
 def test_stored_events_are_printed_a_line_each(data: pathlib.Path) -> None:
     place = databases.choice.now.options(data)
     server = Server(data)

@@ -136,7 +136,8 @@ MS_NODISCARD int mss_sql_wait(mss_sql *sql, int wake, char *text, size_t room, m
 
 /* ---- copies --------------------------------------------------------------------- */
 
-/* A consistent copy of the open database in a new file, while others write. MS_ENOTSUP with PostgreSQL. */
+/* A consistent copy of the open database in a new file, while others write. The file has its name only once it is whole and
+ * on the disk: before, it is `to_path`.part, which a later copy replaces. MS_ESYSTEM; MS_ENOTSUP with PostgreSQL. */
 MS_NODISCARD int mss_sql_backup(mss_sql *sql, const char *to_path, ms_error *err);
 /* MS_EFORMAT if the database finds damage in its file, or a broken reference. PostgreSQL checks both by itself. */
 MS_NODISCARD int mss_sql_check(mss_sql *sql, ms_error *err);

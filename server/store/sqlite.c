@@ -1,6 +1,12 @@
 /* SQLite, one file; see driver.h. */
+#include <errno.h>
+#include <fcntl.h>
+#include <libgen.h>
+#include <limits.h>
 #include <sqlite3.h>
+#include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "store/driver.h"
 #include "store/migrations.h"
@@ -216,7 +222,7 @@ static void rollback(mss_database *database)
 
 /* ---- the file ------------------------------------------------------------------- */
 
-static int backup_file(mss_database *database, const char *to_path, ms_error *err)
+static int copy_pages(mss_database *database, const char *to_path, ms_error *err)
 {
     sqlite3 *to = NULL;
     sqlite3_backup *backup = NULL;
@@ -238,6 +244,40 @@ static int backup_file(mss_database *database, const char *to_path, ms_error *er
     int result = rc == SQLITE_OK ? MS_OK : ms_fail(err, MS_ESYSTEM, "backup to %s: %s", to_path, sqlite3_errstr(rc));
     sqlite3_close(to);
     return result;
+}
+
+/* A name in a directory is on the disk once the directory is. */
+static int sync_directory_of(const char *path, ms_error *err)
+{
+    char directory[PATH_MAX];
+    snprintf(directory, sizeof directory, "%s", path);
+    int descriptor = open(dirname(directory), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int rc = descriptor >= 0 && fsync(descriptor) == 0 ? MS_OK : ms_fail_errno(err, MS_ESYSTEM, errno, "%s", path);
+    if (descriptor >= 0) {
+        close(descriptor);
+    }
+    return rc;
+}
+
+static int backup_file(mss_database *database, const char *to_path, ms_error *err)
+{
+    char part[PATH_MAX], journal[PATH_MAX];
+    int length = snprintf(journal, sizeof journal, "%s.part-journal", to_path);
+    if (length < 0 || (size_t)length >= sizeof journal) {
+        return ms_fail(err, MS_EINVAL, "backup to %.80s...: the path is too long", to_path);
+    }
+    snprintf(part, sizeof part, "%s.part", to_path);
+    (void)unlink(part); /* of a copy that was killed */
+    (void)unlink(journal);
+    int rc = copy_pages(database, part, err);
+    if (rc == MS_OK && rename(part, to_path) != 0) {
+        rc = ms_fail_errno(err, MS_ESYSTEM, errno, "%s", to_path);
+    }
+    if (rc != MS_OK) {
+        (void)unlink(part);
+        return rc;
+    }
+    return sync_directory_of(to_path, err);
 }
 
 /* The first word of a check that answers "ok" or nothing. */

@@ -11,11 +11,13 @@ import signal
 import sqlite3
 import subprocess
 import threading
+import time
 
 import pytest
 from databases import UNPACKED
 from server_support import (
     AS_USER,
+    PROGRAM,
     Client,
     Server,
     check_database,
@@ -111,6 +113,38 @@ def test_a_copy_is_taken_while_others_write_and_put_back(data: pathlib.Path, tmp
     restored = Server(again)
     try:
         assert Client(restored, token).get(f"/api/v1/runs/{run}").json["last_sequence"] >= before
+        assert Client(restored).sign_in("owner@example.com").status == 303
+    finally:
+        restored.stop()
+
+
+@on_sqlite
+def test_a_copy_that_is_killed_leaves_no_file_of_its_name(data: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    server = Server(data, "--limits", "1000000")
+    owner = sign_up(server, server.first_key(), "owner")
+    program = Client(server, make_token(owner, first_team(owner), "runs:write", "runs:read"))
+    run = program.begin_run("one")
+    for sequence in range(1, 41):  # some MB
+        noise = [{"step": sequence * 1000 + i, "peak_bytes": random.getrandbits(60)} for i in range(900)]
+        assert program.append(run, sequence, noise).status == 200
+    server.stop()
+    copy, again = tmp_path / "copy.db", tmp_path / "again"
+    seconds, killed = 0.0, 0
+    for command in (["backup", "--data", data, copy], ["restore", "--data", again, copy]):
+        made = command[-1] if command[0] == "backup" else again / "memscale.db"
+        while not made.exists():
+            with subprocess.Popen([PROGRAM, *map(str, command)], stdout=subprocess.DEVNULL) as process:
+                time.sleep(seconds)
+                process.kill()
+            killed += process.returncode == -signal.SIGKILL
+            seconds += 0.002
+            assert made.exists() or not list(made.parent.glob(made.name + "-*"))
+        assert run_program("restore", "--check", made).returncode == 0
+        assert not made.with_name(made.name + ".part").exists()
+        seconds = 0.0
+    assert killed > 4
+    restored = Server(again)
+    try:
         assert Client(restored).sign_in("owner@example.com").status == 303
     finally:
         restored.stop()

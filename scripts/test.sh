@@ -51,6 +51,14 @@ say "C tests, the program, the fuzz corpora under the address and undefined-beha
 meson_tests asan --no-suite server
 join_beside
 
+# Trainers that memscale runs under. Only tests need them, so building and the demo don't install them.
+wanted="$(tree_digest scripts/requirements-test.txt scripts/locked/requirements-test.txt) $(python -c 'import sys; print(sys.prefix)')"
+if ! stamp_is test-packages "$wanted"; then
+    say "installing the trainers that tests use"
+    install_requirements -test
+    stamp_set test-packages "$wanted"
+fi
+
 # The server's tests wait for most of their time.
 beside scripts/test_server.sh
 
@@ -61,16 +69,8 @@ meson_tests tsan "${tsan_suites[@]}"
 scripts/test_cuda.sh
 join_beside
 
-# Trainers that memscale runs under. Only tests need them, so building and the demo don't install them.
-wanted="$(tree_digest scripts/requirements-test.txt scripts/locked/requirements-test.txt) $(python -c 'import sys; print(sys.prefix)')"
-if ! stamp_is test-packages "$wanted"; then
-    say "installing the trainers that tests use"
-    install_requirements -test
-    stamp_set test-packages "$wanted"
-fi
-
 # promtool checks the metrics. Its package is only unpacked, because installing it would start a server.
-# Chromium checks the report's page if it is on the PATH; at 300 MB it is too large to fetch for a test.
+# Chromium, which the server's stage has installed if it could, checks the report's page.
 judge=$ROOT/build/promtool
 if ! command -v promtool >/dev/null 2>&1 && [ ! -x "$judge/usr/bin/promtool" ] &&
     command -v apt-get >/dev/null 2>&1; then

@@ -143,6 +143,8 @@ MS_API ms_config ms_strategy_apply(const ms_strategy *strategy, const ms_config 
 MS_API ms_strategy ms_strategy_widest(void);
 /* The shortest search of the same techniques. A trained policy sees how good its plan is before it decides. */
 MS_API ms_strategy ms_strategy_glance(void);
+/* Whether the first search of a strategy is that one. */
+MS_API bool ms_strategy_is_glance(const ms_strategy *strategy);
 
 /* ---- the rule policy ------------------------------------------------------ */
 

@@ -47,7 +47,7 @@ typedef struct mss_position {
     char text[256];
 } mss_position;
 
-/* The place that the query's cursor names, or the list's beginning; false if it is no cursor. */
+/* Reads the place of the query's cursor; without a cursor, that is the list's beginning. False if the cursor is malformed. */
 bool mss_list_position(const mss_request *r, const mss_list *list, mss_position *at);
 
 /* {"items": [...], "next_cursor": ...} for the query's "limit" and cursor, with the statement's other values. NULL with the
@@ -56,7 +56,7 @@ json_t *mss_api_page(mss_request *r, const mss_list *list, const mss_value *valu
 /* The same as the answer. */
 int mss_api_list(mss_request *r, const mss_list *list, const mss_value *values, size_t count);
 
-/* Of a team: the one value is its id. */
+/* Lists of a team. The only value of their statements is the team's id. */
 extern const mss_list mss_project_list, mss_member_list, mss_invitation_list, mss_token_list, mss_audit_list;
 
 /* ---- runs -------------------------------------------------------------------- */

@@ -207,7 +207,7 @@ static int add_lists(mss_request *r, json_t *all, ms_error *err)
     return MS_OK;
 }
 
-/* What the first part has before the runs. */
+/* Adds what comes before the runs. Only the first part of an export has it. */
 static int add_account(mss_request *r, output *out, ms_error *err)
 {
     const char *who = r->who.account.text;

@@ -43,7 +43,7 @@ static bool is_stopping(mss_jobs *jobs)
     return is;
 }
 
-/* False if there is nothing to write to: the job is deleted with its run or team meanwhile, which is no error. */
+/* False, without an error, if the job is gone because its run or its team was deleted meanwhile. */
 static bool write(mss_jobs *jobs, mss_statement statement, const mss_value *values, size_t count)
 {
     ms_error err;

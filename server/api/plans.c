@@ -123,7 +123,7 @@ static void free_artifacts(artifacts *of)
     ms_free(of->config);
 }
 
-/* What the run began with. */
+/* Copies the config that the run was created with; leaves `*config` alone if there was none. */
 static int read_own_config(mss_request *r, const char *run, char **config, ms_error *err)
 {
     mss_rows rows;

@@ -118,19 +118,18 @@ static int read_new_run(const ms__json_at *body, new_run *run)
     if (rc == MS_OK) {
         rc = ms__json_u64_or(body, "predicted_step_ns", 0, MSS_STEP_VALUE_MOST, UINT64_MAX, &run->predicted_step_ns);
     }
-    if (rc == MS_OK) {
-        rc = read_document(body, "versions", &run->versions);
+    const struct {
+        const char *name;
+        char **text;
+    } documents[] = {{"versions", &run->versions},
+                     {"config", &run->config},
+                     {"plan", &run->plan},
+                     {"graph", &run->graph},
+                     {"hardware", &run->hardware}};
+    for (size_t i = 0; rc == MS_OK && i < COUNT(documents); i++) {
+        rc = read_document(body, documents[i].name, documents[i].text);
     }
-    if (rc == MS_OK) {
-        rc = read_document(body, "config", &run->config);
-    }
-    if (rc == MS_OK) {
-        rc = read_document(body, "plan", &run->plan);
-    }
-    if (rc == MS_OK) {
-        rc = read_document(body, "graph", &run->graph);
-    }
-    return rc == MS_OK ? read_document(body, "hardware", &run->hardware) : rc;
+    return rc;
 }
 
 /* The run that this key has made before; empty if there is none. */

@@ -24,7 +24,7 @@ bool mss_address_read(const char *text, size_t length, mss_address *address);
 void mss_address_write(const mss_address *address, char text[MSS_ADDRESS_BYTES]);
 /* Zero for a family other than IPv4 and IPv6. */
 mss_address mss_address_of(const struct sockaddr *from);
-/* What shares limits with it: itself, or of IPv6 its /64, which is one customer's. */
+/* The network whose addresses share limits: an IPv4 address alone, or the /64 of an IPv6 address, which is one customer's. */
 mss_address mss_address_bucket(const mss_address *address);
 
 typedef struct mss_network {

@@ -83,20 +83,12 @@ static int glance(const ms_graph *graph, const ms_hardware *hardware, const ms_c
     return rc == MS_EINFEASIBLE ? MS_OK : rc;
 }
 
-static bool is_glance(const ms_strategy *strategy)
-{
-    ms_strategy shortest = ms_strategy_glance();
-    return strategy->mode == shortest.mode && strategy->enable_checkpointing == shortest.enable_checkpointing &&
-           strategy->enable_offloading == shortest.enable_offloading &&
-           strategy->search_permille == shortest.search_permille;
-}
-
 /* Plans under the first search of a strategy. `seen`, a glance's plan (owned; NULL: none), is taken if that is the
  * search, or if it is better than what the search finds. */
 static int plan_first(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, ms_plan *seen,
                       ms_strategy *strategy, ms_plan **plan, ms_error *err)
 {
-    if (seen != NULL && is_glance(strategy)) {
+    if (seen != NULL && ms_strategy_is_glance(strategy)) {
         *plan = seen;
         return MS_OK;
     }

@@ -68,6 +68,11 @@ ms_strategy ms_strategy_glance(void)
     return rows[GLANCE_ROW].strategy;
 }
 
+bool ms_strategy_is_glance(const ms_strategy *strategy)
+{
+    return is_same(&rows[GLANCE_ROW].strategy, strategy);
+}
+
 ms_config ms_strategy_apply(const ms_strategy *strategy, const ms_config *config)
 {
     ms_config effective = *config;

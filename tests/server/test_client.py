@@ -173,6 +173,22 @@ def test_a_run_ends_as_its_process_does(
 
 # A Hugging Face Trainer and a Lightning fit, each in a script that goes on after its training. argv: run name, what the
 # data raises at its 7th sample.
+RAISING_DATA = """
+import sys
+import torch
+
+class Data(torch.utils.data.Dataset):
+    def __init__(self, item):
+        self.item = item
+    def __len__(self):
+        return 12
+    def __getitem__(self, number):
+        if number == 6 and raised is not None:
+            raise raised
+        return self.item()
+
+raised = {"": None, "error": ValueError("oh"), "interrupt": KeyboardInterrupt()}[sys.argv[2]]
+"""
 TRAINERS = {
     "huggingface": """
         import sys
@@ -186,20 +202,11 @@ TRAINERS = {
             def forward(self, x):
                 return {"loss": self.layers(x).square().mean()}
 
-        class Data(torch.utils.data.Dataset):
-            def __len__(self):
-                return 12
-            def __getitem__(self, number):
-                if number == 6 and raised is not None:
-                    raise raised
-                return {"x": torch.ones(64)}
-
-        raised = {"": None, "error": ValueError("oh"), "interrupt": KeyboardInterrupt()}[sys.argv[2]]
         settings = transformers.TrainingArguments(
             "out", per_device_train_batch_size=2, num_train_epochs=1, report_to=[], use_cpu=True, save_strategy="no",
             remove_unused_columns=False, disable_tqdm=True, data_seed=0, train_sampling_strategy="sequential",
         )
-        trainer = transformers.Trainer(Net(), settings, train_dataset=Data())
+        trainer = transformers.Trainer(Net(), settings, train_dataset=Data(lambda: {"x": torch.ones(64)}))
         memscale.connect(name=sys.argv[1], exit_seconds=60)
         memscale.wrap(trainer, memscale.Config(force_optimize=True))
         fit = trainer.train
@@ -218,22 +225,13 @@ TRAINERS = {
             def configure_optimizers(self):
                 return torch.optim.AdamW(self.parameters())
 
-        class Data(torch.utils.data.Dataset):
-            def __len__(self):
-                return 12
-            def __getitem__(self, number):
-                if number == 6 and raised is not None:
-                    raise raised
-                return torch.ones(64)
-
-        raised = {"": None, "error": ValueError("oh"), "interrupt": KeyboardInterrupt()}[sys.argv[2]]
         trainer = lightning.Trainer(
             max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
             enable_model_summary=False,
         )
         memscale.connect(name=sys.argv[1], exit_seconds=60)
         memscale.wrap(trainer, memscale.Config(force_optimize=True))
-        fit = lambda: trainer.fit(Net(), torch.utils.data.DataLoader(Data(), batch_size=2))
+        fit = lambda: trainer.fit(Net(), torch.utils.data.DataLoader(Data(lambda: torch.ones(64)), batch_size=2))
     """,
 }
 AFTER_FIT = """
@@ -263,7 +261,9 @@ def test_a_run_ends_with_its_trainer_s_training(
 ) -> None:
     pytest.importorskip("transformers" if trainer == "huggingface" else "lightning")
     name = key()
-    process = place.start(textwrap.dedent(TRAINERS[trainer]) + AFTER_FIT, name, raised, XDG_CACHE_HOME=rates)
+    process = place.start(
+        RAISING_DATA + textwrap.dedent(TRAINERS[trainer]) + AFTER_FIT, name, raised, XDG_CACHE_HOME=rates
+    )
     try:
         wait_until(lambda: (run_of(program, name) or {"outcome": "running"})["outcome"] != "running")
         assert process.poll() is None, "the script has ended, and its run with it"

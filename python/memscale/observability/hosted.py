@@ -21,7 +21,7 @@ from ..errors import ConfigError
 from .connection import Connection, HostedRun
 from .sender import Server
 
-__all__ = ["begin_run", "connect", "disconnect", "outcome_of"]
+__all__ = ["begin_run", "connect", "disconnect", "ended_script", "outcome_of"]
 
 _log = logging.getLogger("memscale")
 
@@ -159,9 +159,14 @@ def outcome_of(kind: type[BaseException] | None) -> str:
     return "stopped" if issubclass(kind, KeyboardInterrupt) else "failed"
 
 
+def ended_script() -> type[BaseException] | None:
+    """At exit: the kind of the exception that ended the script, which the interpreter keeps; None: it has finished."""
+    return getattr(sys, "last_type", None)
+
+
 def _end_at_exit() -> None:
     with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C: the user does not want to wait
-        _end(outcome_of(getattr(sys, "last_type", None)), None)  # the exception that ended the script
+        _end(outcome_of(ended_script()), None)
 
 
 def _forget_in_child() -> None:

@@ -12,7 +12,6 @@ import itertools
 import json
 import logging
 import os
-import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -137,7 +136,8 @@ class RunWatch(Source):
     @_harmless
     def plan_made(self, plan: Any, graph_json: str) -> None:
         """A plan was made from this graph. The first is logged as the wrap's summary, later ones as a line."""
-        document = json.loads(plan.to_json())
+        text = plan.to_json()
+        document = json.loads(text)
         with self._lock:
             self._numbers |= {
                 "predicted_peak_bytes": document["predicted"]["peak_bytes"],
@@ -145,10 +145,10 @@ class RunWatch(Source):
                 "budget_bytes": document["pressure"]["allowed_bytes"],
             }
         self._plans += 1
-        self._plan = plan.to_json()
+        self._plan = text
         if self._plans == 1:
             self._is_running = True
-            self._documents = {"plan": plan.to_json(), "graph": graph_json, "config": self._config.to_json()}
+            self._documents = {"plan": text, "graph": graph_json, "config": self._config.to_json()}
             if self._hardware is not None:
                 self._documents["hardware"] = self._hardware
             self._hosted_run()
@@ -250,7 +250,7 @@ def _end_with_process(watch: RunWatch) -> None:
 
 def _tell_all() -> None:
     for watch in list(_watches):
-        watch.process_ended(getattr(sys, "last_type", None))  # the exception that ended the script
+        watch.process_ended(hosted.ended_script())
 
 
 def _outcome(plan: dict[str, Any]) -> str:

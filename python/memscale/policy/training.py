@@ -94,7 +94,7 @@ _CHOICES = (
 
 
 def actions() -> list[Action]:
-    """What a policy may choose after its glance, and then the whole table, for those who choose without one."""
+    """Returns the choices after a glance, which are a policy's, then the whole table for who chooses without one."""
     places = {name: i for i, (name, *_) in enumerate(_core.policy_tables()[1])}
     return [(places[name], second) for name, second in _CHOICES] + [(i, 0) for i in places.values()]
 
@@ -102,7 +102,7 @@ def actions() -> list[Action]:
 # Among the actions, the widest strategy without a glance.
 WIDEST = len(_CHOICES)
 # The row of the table that a trained policy has planned under before it decides (ms_strategy_glance() in C).
-GLANCE = 3
+GLANCE = [name for name, *_ in _core.policy_tables()[1]].index("everything, glance")
 
 
 @dataclass
@@ -139,7 +139,8 @@ def _second_of(action: Action) -> int | None:
 
 
 def _better(first: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Of two plans that fit, the one for a loop that holds more, then the faster; the events of both."""
+    """Returns the better plan with the events of both. A plan that fits is better, then one for a loop that holds more,
+    then the faster one."""
     more_care = (other[:, 1] > first[:, 1]) | ((other[:, 1] == first[:, 1]) & (other[:, 2] < first[:, 2]))
     is_better = (other[:, 0] > 0) & ((first[:, 0] == 0) | more_care)
     better = np.where(is_better[:, None], other, first)
